@@ -11,9 +11,12 @@ from typing import Any
 from keras_tx import contract, kernels
 from keras_tx.errors import ConfigError, nearest, whole_number
 from keras_tx_onnx.graph.model_file import check_graph, write_beside
+from keras_tx_onnx.graph.shared_cache import SHARED_FROM
 from keras_tx_onnx.interfaces.base import Interface
 from keras_tx_onnx.interfaces.choice import choose_interface
+from keras_tx_onnx.interfaces.decoder import SHARED
 from keras_tx_onnx.interfaces.model_graph import Exported, graph_of, recorded_options
+from keras_tx_onnx.reading.functional_graph import position_count
 from keras_tx_onnx.reading.signature import Functional
 from keras_tx_onnx.verifying.verification import verify_graphs
 
@@ -32,8 +35,8 @@ class Form:
 
 
 @dataclasses.dataclass
-class TargetGraph:
-    """A graph of targets: its interface, their names, and once it is written, the file and its parity."""
+class FormGraph:
+    """The graph of a form: its interface, its targets, and once it is written, the file and its parity."""
 
     interface: Interface
     targets: list[str]
@@ -71,11 +74,13 @@ class TargetGraphs:
         unpad: bool | None,
     ) -> None:
         options = {**options} if unpad is None else {**options, "unpad": unpad}
-        graphs: dict[str, TargetGraph] = {}
+        graphs: dict[str, FormGraph] = {}
         for form, names in _targets_by_form(targets, opset, unpad).items():
+            if opset is None and names:
+                _check_shared_cache(names[0], form.opset, options.get("cache"))
             interface = choose_interface(functional, options, form.opset, form.unpad)
             key = json.dumps([interface.opset, interface.export_options()])
-            graphs.setdefault(key, TargetGraph(interface, [])).targets.extend(names)
+            graphs.setdefault(key, FormGraph(interface, [])).targets.extend(names)
         main, *self.others = graphs.values()
         self.main, self.main_targets = main.interface, main.targets
         _check_sizes(self.main, targets, sizes)
@@ -131,10 +136,14 @@ def targets_of(names: str | Sequence[str] | None) -> list[str]:
     """The names of targets, checked, each once, in the order that was passed."""
     if names is None:
         return []
+    if not isinstance(names, str | Sequence):
+        raise ConfigError(
+            f"target={names!r} is invalid. Pass a name such as 'cuda', several in a list, or None."
+        )
     names = [names] if isinstance(names, str) else list(names)
     expected = ", ".join(kernels.TARGETS)
     for name in names:
-        if name not in kernels.TARGETS:
+        if not isinstance(name, str) or name not in kernels.TARGETS:
             raise ConfigError(
                 f"target has {name!r}, expected some of {expected}. {nearest(str(name), kernels.TARGETS)}"
             )
@@ -188,6 +197,15 @@ def _form_of(target: str | None, opset: int | None, unpad: bool | None) -> Form:
     return Form(opset, not reason)
 
 
+def _check_shared_cache(target: str, opset: int, cache: Any) -> None:
+    """Raises a ConfigError for a shared cache on a target without kernels of the opset that it requires."""
+    if cache == SHARED and opset < SHARED_FROM:
+        raise ConfigError(
+            f"cache='shared' requires opset={SHARED_FROM} or higher, but target={target!r} has opset={opset}."
+            " Omit cache; or export a folder without this target."
+        )
+
+
 def _reason_for_padding(target: str, opset: int) -> str:
     """Why the graph of an encoder must compute padding; empty if it can skip it."""
     about = kernels.TARGETS[target]
@@ -217,8 +235,19 @@ def _check_sizes(interface: Interface, targets: Sequence[str], sizes: Mapping[st
             f"sizes has {unknown[0]!r}, but the dynamic axes of model {name!r} are "
             f"{', '.join(axes) or 'none'}."
         )
+    _check_positions(interface, sizes)
     if target is not None:
         _check_all_fixed(target, name, axes, sizes)
+
+
+def _check_positions(interface: Interface, sizes: Mapping[str, int]) -> None:
+    """Raises a ConfigError if the only sequence is longer than the position embeddings of the model."""
+    count = position_count(interface.model) if interface.sequences and len(interface.axes) == 1 else None
+    length = max((sizes[axis] for axis in interface.axes if axis in sizes), default=0)
+    if count is not None and length > count:
+        raise ConfigError(
+            f"sizes={dict(sizes)} is out of range: model {interface.model.name!r} has {count} positions."
+        )
 
 
 def _check_all_fixed(target: str, name: str, axes: Sequence[str], sizes: Mapping[str, int]) -> None:

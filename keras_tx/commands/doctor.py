@@ -54,6 +54,8 @@ def execute(arguments: argparse.Namespace) -> int:
 
     if (arguments.folder is None) != (arguments.target is None):
         raise ConfigError("FOLDER and --target belong together. Pass both, or neither.")
+    if arguments.folder is not None and arguments.deep:
+        raise ConfigError("--deep starts frameworks, which FOLDER does not need. Omit --deep, or FOLDER.")
     if arguments.folder is not None:
         return _placement(Path(arguments.folder), arguments.target, arguments.json)
     facts = gather(deep=arguments.deep)

@@ -317,13 +317,15 @@ def _qwen3(backbone: Any, sizes: DecoderSizes) -> Config:
 
 
 def _experts(backbone: Any) -> Fields:
+    """The layers without experts are listed: keras-hub's QwenMoe treats each layer as the first."""
+    layers = enumerate(backbone.transformer_layers)
     return {
         "moe_intermediate_size": backbone.moe_intermediate_dim,
         "num_experts": backbone.num_experts,
         "num_experts_per_tok": backbone.top_k,
         "norm_topk_prob": backbone.norm_top_k_prob,
-        "decoder_sparse_step": backbone.decoder_sparse_step,
-        "mlp_only_layers": list(backbone.mlp_only_layers),
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [index for index, layer in layers if not hasattr(layer.mlp, "expert_bank")],
     }
 
 

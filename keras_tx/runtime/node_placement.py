@@ -116,11 +116,14 @@ def of_folder(root: Path, target: str) -> dict[str, dict[str, Placement]]:
     """The placement of the graphs that a target may run, by their names and the version of onnxruntime.
 
     There is one for each precision, and two for an encoder-decoder. In fp32, the graph of the target is the
-    main one, unless the folder has its own.
+    main one, unless the folder has its own. On the CPU, a decoder may also have one with a shared cache,
+    which `load` prefers.
     """
     folder = checked_folder(root, None, "fp32", target)
     folders = [checked_folder(root, name, name, target) for name in folder.manifest.precisions]
-    graphs = [graph for each in folders for graph in (each.encoder, each.graph) if graph is not None]
+    on_cpu = target == "cpu"
+    several = [(each.encoder, each.graph, each.shared if on_cpu else None) for each in folders]
+    graphs = [graph for each in several for graph in each if graph is not None]
     return {
         graph.relative_to(folder.path).as_posix(): {
             version: predict(content, target, version) for version in versions()

@@ -519,8 +519,22 @@ def _checked_array(spec: TensorSpec, value: np.ndarray) -> np.ndarray:
         isinstance(axis, str) or axis == length for axis, length in zip(spec.shape, value.shape, strict=True)
     )
     if not fits:
-        raise InputError(f"{spec.name!r} has shape {value.shape}, expected {describe(spec)}.")
+        raise InputError(
+            f"{spec.name!r} has shape {value.shape}, expected {describe(spec)}.{_batch_remedy(spec, value)}"
+        )
     return array
+
+
+def _batch_remedy(spec: TensorSpec, value: np.ndarray) -> str:
+    """What to do about an array that has only another number of rows than the graph; empty for others."""
+    others = zip(spec.shape[1:], value.shape[1:], strict=False)
+    alike = len(spec.shape) == value.ndim > 1 and all(isinstance(a, str) or a == b for a, b in others)
+    if not alike:
+        return ""
+    return (
+        f" The graph has a fixed batch of {spec.shape[0]}: pass a multiple of it, and to a method with "
+        f"batch_size, batch_size={spec.shape[0]}."
+    )
 
 
 def _cast(spec: TensorSpec, value: np.ndarray) -> np.ndarray:

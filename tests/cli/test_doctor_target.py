@@ -61,3 +61,8 @@ def test_folder_and_target_belong_together(tx, exports):
     for arguments in (["--target", "cuda"], [exports]):
         ran = tx("doctor", *arguments)
         assert ran.code == 2 and "FOLDER and --target belong together" in ran.err
+
+
+def test_deep_is_not_for_a_folder(tx, exports):
+    ran = tx("doctor", exports, "--target", "cuda", "--deep")
+    assert ran.code == 2 and "Omit --deep, or FOLDER" in ran.err

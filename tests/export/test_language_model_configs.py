@@ -7,6 +7,7 @@ import importlib
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
@@ -16,6 +17,7 @@ from keras_tx import contract
 from keras_tx.models.keras_hub_model_types import ARCHITECTURES, decoder_config
 from keras_tx_onnx import export_onnx
 from tests.drawing import redraw_torch
+from tests.export.keras_hub_weights import copy_weights
 from tests.export.test_language_models import (
     CASES,
     GEMMA_2,
@@ -76,8 +78,28 @@ def test_transformers_builds_a_model_of_the_same_size(name: str):
     assert theirs.num_parameters() == expected + MORE.get(name, 0)
 
 
+@pytest.mark.parametrize("name", ["qwen moe", "qwen 3 moe"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"decoder_sparse_step": 2},
+        {"mlp_only_layers": [1]},
+        {"decoder_sparse_step": 3, "mlp_only_layers": [2]},
+    ],
+)
+def test_layers_without_experts(name: str, options: dict):
+    case = dataclasses.replace(CASES[name], sizes={**CASES[name].sizes, **options, "num_layers": 7})
+    model = case.model()
+    content = decoder_config(model.backbone, {"vocab_size": VOCABULARY}, LENGTH).content
+    architecture = getattr(transformers, content["architectures"][0])
+    with torch.device("meta"):
+        theirs = architecture(architecture.config_class.from_dict(content))
+    assert theirs.num_parameters() == sum(math.prod(x.shape) for x in model.trainable_weights)
+
+
 def test_each_type_is_tested():
     assert {TYPES.get(name, name) for name in CASES} == set(ARCHITECTURES)
+    assert {case.name for case in CASES.values()} == {case.name for case in OPTIONS.values()}
 
 
 # keras-hub's module that reads a checkpoint of transformers into each architecture.
@@ -99,6 +121,12 @@ QWEN_MOE = {"moe_intermediate_dim": 8, "shared_expert_intermediate_dim": 8, **MO
 QWEN_3 = {"head_dim": 8, "layer_norm_epsilon": 1e-5}  # that of the norms of its heads
 QWEN_3_MOE = {"head_dim": 8, "moe_intermediate_dim": 8, **MOE}
 GEMMA_3 = {"head_dim": 8, "image_size": 16, **NORMS}
+SCALED_PHI = {  # from 16 tokens on with other factors
+    "rope_scaling_type": "su",
+    "rope_scaling_short_factor": [1.0, 1.5],
+    "rope_scaling_long_factor": [2.0, 3.0],
+    "pretraining_sequence_length": 16,
+}
 NO_HEAD_SCALE = {"query_head_dim_normalize": False}
 OTHER = {"rope_max_wavelength": 500, "layer_norm_epsilon": 0.1}
 OPTIONS = {
@@ -128,26 +156,46 @@ OPTIONS = {
     "smollm 3": Case("SmolLM3", {**SMOLLM_3, "rope_theta": 500.0, "layer_norm_epsilon": 0.1}),
     "smollm 3, types": Case("SmolLM3", {**SMOLLM_3, "layer_types": ["sliding_attention"] * 2}),
     "smollm 3, positions": Case("SmolLM3", {**SMOLLM_3, "rope_layer_enabled_list": [False]}),
+    "opt": CASES["opt"],
+    "phi 3": Case("Phi3", grouped(**OTHER)),
+    "phi 3, scaled positions": Case("Phi3", grouped(**SCALED_PHI, max_sequence_length=LENGTH)),
+    "bloom": Case("Bloom", {"num_heads": 4, "intermediate_dim": 64, "layer_norm_epsilon": 0.1}),
+    "falcon": CASES["falcon"],
+    "gpt neox": CASES["gpt neox"],
+    "gpt neox, other": Case(
+        "GPTNeoX",
+        {"num_heads": 4, "rotary_percentage": 1.0, "rotary_max_wavelength": 500, "layer_norm_epsilon": 0.1},
+    ),
 }
+
+
+def convert_weights(backbone: Any, converter: str, theirs: Any, content: dict, folder: Path) -> None:
+    """keras-hub reads its weights from a checkpoint of transformers."""
+    converters = "keras_hub.src.utils.transformers"
+    loading = importlib.import_module(f"{converters}.safetensor_utils")
+    with torch.no_grad():
+        for weight in theirs.parameters():
+            weight.copy_(weight.half())  # as some converters do
+    theirs.save_pretrained(folder)
+    with loading.SafetensorLoader(str(folder)) as loader:
+        importlib.import_module(f"{converters}.convert_{converter}").convert_weights(
+            backbone, loader, content
+        )
 
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_transformers_computes_the_same(name: str, tmp_path: Path):
-    """On more tokens than a window has. keras-hub reads its weights from transformers' checkpoint."""
-    safetensor_utils = importlib.import_module("keras_hub.src.utils.transformers.safetensor_utils")
+    """On more tokens than a window has, with the same weights."""
     case = OPTIONS[name]
-    converter = importlib.import_module(f"keras_hub.src.utils.transformers.convert_{CONVERTERS[case.name]}")
     model = case.model()
     fields = {"vocab_size": VOCABULARY, "max_position_embeddings": LENGTH, "pad_token_id": 0}
     content = json.loads(json.dumps(decoder_config(model.backbone, fields, LENGTH).content))
     architecture = getattr(transformers, content["architectures"][0])
     theirs = redraw_torch(architecture(architecture.config_class.from_dict(content)).eval())
-    with torch.no_grad():
-        for weight in theirs.parameters():
-            weight.copy_(weight.half())  # as some converters do
-    theirs.save_pretrained(tmp_path)
-    with safetensor_utils.SafetensorLoader(str(tmp_path)) as loader:
-        converter.convert_weights(model.backbone, loader, content)
+    if case.name in CONVERTERS:
+        convert_weights(model.backbone, CONVERTERS[case.name], theirs, content, tmp_path)
+    else:
+        copy_weights(model.backbone, theirs.state_dict())
     ids = np.random.default_rng(0).integers(1, VOCABULARY, (2, 20))
     with torch.no_grad():
         logits = theirs(torch.tensor(ids)).logits.numpy()

@@ -97,6 +97,11 @@ def test_fixed_sizes(target: str, tmp_path):
 def test_fixed_sizes_of_images_and_of_other_models(tmp_path):
     export_onnx(vit(), tmp_path / "vit", target="coreml", sizes={"batch_size": 2})
     assert open_folder(tmp_path / "vit").manifest.inputs[0].shape == (2, 3, 8, 8)
+    pictures = np.zeros((3, 8, 8, 3), "uint8")
+    with load(tmp_path / "vit", provider="cpu") as loaded:
+        with pytest.raises(InputError, match="fixed batch of 2: .* batch_size=2"):
+            loaded(pictures)
+        assert len(loaded(np.repeat(pictures, 2, axis=0), batch_size=2)) == 6
     inputs = keras.Input((None, 4), name="series")
     model = redraw(keras.Model(inputs, keras.layers.Conv1D(3, 3, padding="same")(inputs)))
     report = export_onnx(model, tmp_path / "series", sizes={"sequence_length": 9})
@@ -113,6 +118,8 @@ def test_fixed_sizes_of_images_and_of_other_models(tmp_path):
     [
         ({"target": "wasm"}, "target has 'wasm', expected some of cpu, cuda"),
         ({"target": []}, "target is empty"),
+        ({"target": 3}, "target=3 is invalid"),
+        ({"target": [["cpu"]]}, r"target has \['cpu'\], expected some of cpu"),
         ({"target": "webgpu", "opset": 23}, "opset=23 .* target='webgpu'.* Attention, .*opset=21"),
         ({"target": ["cpu", "cuda"], "opset": 19}, "opset=19 .* target='cuda'.* Pass opset=18"),
         ({"target": "webgpu", "unpad": True}, "unpad=True .* target='webgpu'.* NonZero"),
@@ -142,6 +149,24 @@ def test_cache_has_no_fixed_size(tmp_path):
     export_onnx(gpt(), tmp_path / "x", target="qnn", sizes=sizes, cache=False)
     with pytest.raises(ConfigError, match="its cache grows"):
         export_onnx(redraw(keras_tx.t5("tiny")), tmp_path / "y", sizes=sizes)
+
+
+def test_target_without_a_shared_cache_is_named(tmp_path):
+    with pytest.raises(ConfigError, match="requires opset=23 .* target='cuda' .* opset=18. Omit cache"):
+        export_onnx(gpt(), tmp_path / "x", target=["cpu", "cuda"], cache="shared")
+    with pytest.raises(ConfigError, match="requires opset=23 .* opset=18 was passed"):
+        export_onnx(gpt(), tmp_path / "x", opset=18, cache="shared")
+
+
+def test_more_tokens_than_positions(tmp_path):
+    """Of a model of no family, whose maximum length only its embeddings tell."""
+    keras_hub = pytest.importorskip("keras_hub")
+    inputs = keras.Input((None,), dtype="int32", name="ids")
+    embed = keras_hub.layers.TokenAndPositionEmbedding(vocabulary_size=5, sequence_length=48, embedding_dim=4)
+    model = keras.Model(inputs, embed(inputs))
+    with pytest.raises(ConfigError, match=r"sizes=\{'sequence_length': 100\} .* has 48 positions"):
+        export_onnx(model, tmp_path / "x", sizes={"sequence_length": 100})
+    export_onnx(model, tmp_path / "x", sizes={"sequence_length": 48})
 
 
 def test_explicit_options_hold(tmp_path):

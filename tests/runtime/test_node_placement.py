@@ -30,6 +30,7 @@ def folders(tmp_path_factory) -> Path:
         ("vit-webgpu", vit, {"target": "webgpu"}),
         ("vit-coreml", vit, {"target": "coreml", "sizes": {"batch_size": 1}}),
         ("gpt", gpt, {}),
+        ("gpt-shared", gpt, {"cache": "shared"}),
         ("gpt-cuda", gpt, {"target": "cuda"}),
         ("gpt-webgpu", gpt, {"target": "webgpu"}),
     ):
@@ -62,6 +63,14 @@ def test_default_form_falls_back(folders):
     rows = of_folder(folders / "gpt", "cuda")["onnx/model.onnx"]
     assert rows["1.24"].fallback["Attention"] == 2
     assert rows["1.27"].fallback == Counter()
+
+
+def test_graph_with_a_shared_cache_is_that_of_the_cpu(folders):
+    names = set(of_folder(folders / "gpt-shared", "cpu"))
+    with load(folders / "gpt-shared", provider="cpu") as model:
+        opened = model.session.graph.relative_to(folders / "gpt-shared").as_posix()
+    assert names == {"onnx/model.onnx", "onnx/model_shared.onnx"} and opened in names
+    assert set(of_folder(folders / "gpt-shared", "cuda")) == {"onnx/model.onnx"}
 
 
 def test_form_of_a_target_has_kernels(folders):

@@ -3,6 +3,7 @@ import dataclasses
 import subprocess
 import sys
 import types
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -190,7 +191,14 @@ class GpuWheel:
         )
 
     def module(self) -> Any:
-        def create(path: Path, options: Any, providers: list[str], enable_fallback: int) -> Any:
+        def create(
+            path: Path,
+            options: Any,
+            providers: list[str],
+            enable_fallback: int,
+            disabled_optimizers: Sequence[str],
+        ) -> Any:
+            assert bool(disabled_optimizers) == (providers == [CPU])  # they are faster on a device
             self.asked.append(providers)
             self.fallbacks.append(enable_fallback)
             if CUDA in providers and self.cuda == "fails":
@@ -312,8 +320,8 @@ def test_other_provider(graph: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(session, "_onnxruntime", lambda: module)
     made = module.InferenceSession
 
-    def create(path: Path, options: Any, providers: list[str], enable_fallback: int) -> Any:
-        real = made(path, options, providers, enable_fallback)
+    def create(path: Path, options: Any, providers: list[str], **more: Any) -> Any:
+        real = made(path, options, providers, **more)
         real.get_providers = lambda: running
         return real
 

@@ -92,11 +92,11 @@ def tokenizer_notes(
     kind = type(model.preprocessor.tokenizer).__name__
     transform = dataclasses.replace(transform, too_long="cut")
     special = filter(None, [getattr(transform, name) for name in SPECIAL_TOKENS])
-    differing = _differing(encode, transform, list(dict.fromkeys(special)))
+    differing = _list_differing(encode, transform, list(dict.fromkeys(special)))
     around = [f"a{character}a" for character in _CHARACTERS]
-    differing += [text[1] for text in _differing(encode, transform, around)]
+    differing += [text[1] for text in _list_differing(encode, transform, around)]
     texts = _texts(sample_words(transform, set(differing)))
-    wrong = _differing(encode, transform, texts)
+    wrong = _list_differing(encode, transform, texts)
     if wrong:
         raise ConfigError(
             f"The tokenizer of model {model.name!r}, a {kind}, cannot be converted: for the text "
@@ -139,7 +139,7 @@ def _texts(words: Sequence[str]) -> list[str]:
     ]
 
 
-def _differing(encode: Encode, transform: TextTransform, texts: Sequence[str]) -> list[str]:
+def _list_differing(encode: Encode, transform: TextTransform, texts: Sequence[str]) -> list[str]:
     """The texts for which the two return different ids."""
     rows = [_ids(transform, text) for text in texts]
     own = encode(list(texts), max(map(len, rows)) + _SPARE)
