@@ -389,6 +389,67 @@ BLOCKS: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
+class Masks(keras.layers.Layer):
+    """An attention mask: a function of the places of queries and keys.
+
+    Args:
+        allowed: the function.
+        count: whether places are those among the real tokens, in place of columns.
+    """
+
+    def __init__(self, allowed: Callable[[Any, Any], Any], count: bool = False):
+        super().__init__()
+        self.allowed, self.count = allowed, count
+
+    def call(self, mask):
+        columns = keras.ops.arange(keras.ops.shape(mask)[1])[None]
+        places = keras.ops.cumsum(mask, axis=1) if self.count else columns
+        return self.allowed(places[:, :, None], places[:, None, :])
+
+
+def masked_by(allowed: Callable[[Any, Any], Any], count: bool = False) -> Callable[[Any, Any], Any]:
+    return lambda x, mask: keras_hub.layers.TransformerDecoder(24, 4)(
+        x, decoder_padding_mask=mask, decoder_attention_mask=Masks(allowed, count)(mask)
+    )
+
+
+DISTANCES: dict[str, Callable[[Any, Any], Any]] = {
+    "window": masked_by(lambda query, key: query - key < 3),
+    "compared": masked_by(lambda query, key: query < key + 3),
+    "either": masked_by(
+        lambda query, key: keras.ops.logical_or(query - key < 2, keras.ops.equal(query - key, 4))
+    ),
+    "real tokens": masked_by(lambda query, key: query - key < 3, count=True),
+}
+
+
+@pytest.mark.parametrize("block", DISTANCES)
+def test_masks_of_distances(block: str, tmp_path):
+    model = _varied(of_blocks(DISTANCES[block]), 3.0)
+    export_onnx(model, tmp_path / "out")
+    batch = opened(tmp_path / "out").generate(list(map(list, PROMPTS)), max_new_tokens=NEW_TOKENS)
+    assert [text.ids for text in batch] == without_cache(model)
+
+
+COLUMNS: dict[str, Callable[[Any, Any], Any]] = {
+    "chunks": masked_by(lambda query, key: keras.ops.equal(query // 4, key // 4)),
+    "first keys": masked_by(lambda query, key: keras.ops.logical_or(query - key < 3, key < 3)),
+    "sum": masked_by(lambda query, key: query + key < 20),
+}
+
+
+@pytest.mark.parametrize("block", COLUMNS)
+def test_masks_of_columns_raise(block: str, tmp_path):
+    with pytest.raises(ExportError, match=r"columns of tokens.*cache=False"):
+        export_onnx(of_blocks(COLUMNS[block]), tmp_path / "out", verify=False)
+
+
+def test_texts_that_padding_changes_fail_verification(tmp_path, monkeypatch):
+    monkeypatch.setattr(cached_masks, "check_columns", lambda cx, x, kind: None)
+    with pytest.raises(ExportError, match="padded on the left"):
+        export_onnx(of_blocks(COLUMNS["first keys"]), tmp_path / "out")
+
+
 @pytest.mark.parametrize("block", BLOCKS)
 def test_unrecognized_blocks_raise(block: str, tmp_path):
     for opset in (17, 23):
