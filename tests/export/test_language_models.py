@@ -295,6 +295,18 @@ def test_unknown_attention_raises(tmp_path):
     export_onnx(gpt_oss(), tmp_path / "out", cache=False)
 
 
+def test_unknown_rotary_embedding_raises(tmp_path):
+    sizes = {
+        "rope_scaling_type": "su",
+        "rope_scaling_short_factor": [1.0, 1.5],
+        "rope_scaling_long_factor": [2.0, 3.0],
+        "max_sequence_length": LENGTH,
+        "pretraining_sequence_length": 16,
+    }
+    with pytest.raises(ExportError, match=r"Phi3SuScaled.*rope_scaling_type='su'.*cache=False"):
+        export_onnx(Case("Phi3", grouped(**sizes)).model(), tmp_path / "out")
+
+
 def of_blocks(block: Callable[[Any, Any], Any], head: Callable[[Any, Any], Any] | None = None) -> Any:
     """A CausalLM of two blocks of a custom family: functions of tokens and padding mask.
 
@@ -377,6 +389,18 @@ class Scores(keras.layers.Layer):
         return x + keras.ops.matmul(keras.ops.softmax(scores), x)
 
 
+class Numbered(keras.layers.Layer):
+    """Adds positions that it counts itself."""
+
+    def build(self, shape):
+        self.table = keras_hub.layers.PositionEmbedding(LENGTH)
+        self.table.build(shape)
+
+    def call(self, x):
+        places = keras.ops.arange(keras.ops.shape(x)[1])[None]
+        return x + self.table(x, positions=keras.ops.broadcast_to(places, keras.ops.shape(x)[:2]))
+
+
 BLOCKS: dict[str, Callable[[Any, Any], Any]] = {
     "operations": lambda x, mask: Scores()(x),
     "not causal": lambda x, mask: keras_hub.layers.TransformerEncoder(24, 4)(x, padding_mask=mask),
@@ -385,6 +409,16 @@ BLOCKS: dict[str, Callable[[Any, Any], Any]] = {
         * keras.ops.cast(mask, "float32")[..., None]
     ),
     "without attention": lambda x, mask: keras.layers.Dense(16)(x),
+    "convolution": lambda x, mask: decoder_block()(
+        keras.layers.Conv1D(16, 3, padding="causal", data_format="channels_last")(x), mask
+    ),
+    "recurrent": lambda x, mask: decoder_block()(keras.layers.GRU(16, return_sequences=True)(x), mask),
+    "mean": lambda x, mask: decoder_block()(x + keras.ops.mean(x, axis=1, keepdims=True), mask),
+    "sum": lambda x, mask: decoder_block()(x + keras.ops.cumsum(x, axis=1), mask),
+    "moved": lambda x, mask: decoder_block()(keras.ops.roll(x, 1, axis=1), mask),
+    "norm of tokens": lambda x, mask: decoder_block()(keras.layers.GroupNormalization(4)(x), mask),
+    "softmax of tokens": lambda x, mask: decoder_block()(x + keras.ops.softmax(x, axis=1), mask),
+    "own positions": lambda x, mask: decoder_block()(Numbered()(x), mask),
     "layer of Keras": lambda x, mask: keras.layers.MultiHeadAttention(4, 4)(x, x, use_causal_mask=True),
 }
 
@@ -470,7 +504,7 @@ def test_custom_family(tmp_path):
 
 def test_difference_names_the_layer(tmp_path, monkeypatch):
     monkeypatch.setattr(cached_masks, "_is_padding", lambda mask: True)  # without the window
-    with pytest.raises(ExportError, match=r"first layer that differs is .*transformer_layer_0"):
+    with pytest.raises(ExportError, match=r"first layer that differs is .*transformer_layer_0.*cache=False"):
         export_onnx(CASES["mistral, window"].model(), tmp_path / "out")
 
 
