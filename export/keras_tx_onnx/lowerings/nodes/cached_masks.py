@@ -182,30 +182,35 @@ def check_columns(cx: GraphContext, x: ir.Value, kind: str) -> None:
         )
 
 
-def _shift(x: ir.Value | None) -> int | None:
+def _shift(x: ir.Value) -> int | None:
     """By how much a value changes for a text that begins one column later; None if that is unknown."""
-    node = None if x is None else x.producer()
-    if x is None or node is None:
-        return 0 if x is not None and (x.const_value is not None or STAND_IN in x.meta) else None
+    node = x.producer()
+    if node is None:
+        return 0 if x.const_value is not None or STAND_IN in x.meta else None
     if node.op_type == "Range":
         start, _, step = node.inputs
-        return 1 if start is not None and start.const_value is not None and is_constant(step, 1) else None
+        assert start is not None
+        return 1 if start.const_value is not None and is_constant(step, 1) else None
     if node.op_type == "CumSum":
         return _shift_of_sum(node)
-    first = _shift(node.inputs[0]) if node.inputs else None
     to_bool = node.op_type == "Cast" and node.attributes.get_int("to", 0) == ir.DataType.BOOL
     if node.op_type in ("Cast", "Expand", "Identity", "Transpose", "Unsqueeze") and not to_bool:
-        return first
-    if node.op_type == "Neg":
-        return None if first is None else -first
-    if node.op_type not in ELEMENTWISE:
+        (source, *_) = node.inputs
+        return None if source is None else _shift(source)
+    return _shift_of_operands(node) if node.op_type in ELEMENTWISE else None
+
+
+def _shift_of_operands(node: ir.Node) -> int | None:
+    operands = [x for x in node.inputs if x is not None]
+    shifts = [shift for x in operands if (shift := _shift(x)) is not None]
+    if len(shifts) < len(operands):
         return None
-    shifts = [_shift(each) for each in node.inputs]
-    if node.op_type in ("Add", "Sub") and None not in shifts:
-        return shifts[0] + shifts[1] if node.op_type == "Add" else shifts[0] - shifts[1]  # type: ignore
-    if node.op_type in COMPARISONS and None not in shifts:
-        return 0 if shifts[0] == shifts[1] else None
-    return 0 if set(shifts) == {0} else None
+    if node.op_type == "Add":
+        return sum(shifts)
+    if node.op_type == "Sub":
+        return shifts[0] - shifts[1]
+    same = shifts[0] == shifts[1] if node.op_type in COMPARISONS else set(shifts) == {0}
+    return 0 if same else None
 
 
 def _shift_of_sum(node: ir.Node) -> int | None:
