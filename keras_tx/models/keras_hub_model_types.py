@@ -276,13 +276,7 @@ def _phi3(backbone: Any, sizes: DecoderSizes) -> Config:
         "hidden_act": "silu",
         "original_max_position_embeddings": backbone.pretraining_sequence_length,
     }
-    if backbone.rope_scaling_type is not None:
-        fields["rope_scaling"] = {
-            "type": "longrope",
-            "short_factor": list(backbone.rope_scaling_short_factor),
-            "long_factor": list(backbone.rope_scaling_long_factor),
-        }
-    return "phi3", fields, []
+    return "phi3", fields, _differing(backbone, {"rope_scaling_type": None})
 
 
 def _window(size: int | None, sizes: DecoderSizes) -> Fields:

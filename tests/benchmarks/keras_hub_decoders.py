@@ -16,10 +16,15 @@ MESSAGE = 300  # characters of an error in the table
 
 @dataclasses.dataclass(frozen=True)
 class Decoder:
-    """The result of one family; `problem` is the reason why its graph has no cache."""
+    """The result of one family; `problem` is the reason why its graph has no cache.
+
+    Attributes:
+        reference: what the tests compare the generated tokens with.
+    """
 
     family: Family
     shared: bool = False
+    reference: str = ""
     difference: float | None = None
     problem: str | None = None
 
@@ -37,6 +42,17 @@ def task_of(backbone: Any) -> Any:
     ]
     matching = [kind for kind in kinds if kind.backbone_cls is type(backbone)]
     return matching[0](backbone=backbone, preprocessor=None) if matching else None
+
+
+def reference_of(model: Any) -> str:
+    """What tests/export/test_language_models.py compares the tokens of a family with."""
+    from tests.export.test_language_models import CASES
+
+    prefix = type(model).__name__.removesuffix("CausalLM")
+    generates = [case.generates for case in CASES.values() if case.name == prefix]
+    if not generates:
+        return ""
+    return "`generate`" if any(generates) else "the model without a cache"
 
 
 def decoders(families: Sequence[Family]) -> list[Decoder]:
@@ -61,7 +77,7 @@ def exported(family: Family, model: Any) -> Decoder:
             return Decoder(family, problem=_message(error))
         assert report.manifest.parity is not None
         shared = _is_shared(Path(folder, "plain"))
-    return Decoder(family, shared, report.manifest.parity.max_difference)
+    return Decoder(family, shared, reference_of(model), report.manifest.parity.max_difference)
 
 
 def _is_shared(folder: Path) -> bool:
@@ -82,14 +98,15 @@ def table(results: Sequence[Decoder]) -> str:
     lines = [
         f"{works} of {len(results)} families with a cache.",
         "",
-        "| family | cache | shared cache | max difference | problem |",
-        "| --- | --- | --- | --- | --- |",
+        "| family | cache | shared cache | tokens compared with | max difference | problem |",
+        "| --- | --- | --- | --- | --- | --- |",
     ]
     for result in results:
         cells = (
             result.family.name,
             "yes" if result.problem is None else "",
             "yes" if result.shared else "",
+            result.reference,
             "" if result.difference is None else f"{result.difference:.1e}",
             (result.problem or "").replace("|", "\\|"),
         )

@@ -336,6 +336,18 @@ def test_unknown_attention_raises(tmp_path):
     export_onnx(gpt_oss(), tmp_path / "out", cache=False)
 
 
+def test_unknown_rotary_embedding_raises(tmp_path):
+    sizes = {
+        "rope_scaling_type": "su",
+        "rope_scaling_short_factor": [1.0, 1.5],
+        "rope_scaling_long_factor": [2.0, 3.0],
+        "max_sequence_length": LENGTH,
+        "pretraining_sequence_length": 16,
+    }
+    with pytest.raises(ExportError, match=r"Phi3SuScaled.*rope_scaling_type='su'.*cache=False"):
+        export_onnx(Case("Phi3", grouped(**sizes)).model(), tmp_path / "out")
+
+
 def of_blocks(block: Callable[[Any, Any], Any], head: Callable[[Any, Any], Any] | None = None) -> Any:
     """A CausalLM of two blocks of a custom family: functions of tokens and padding mask.
 
@@ -418,6 +430,18 @@ class Scores(keras.layers.Layer):
         return x + keras.ops.matmul(keras.ops.softmax(scores), x)
 
 
+class Numbered(keras.layers.Layer):
+    """Adds positions that it counts itself."""
+
+    def build(self, shape):
+        self.table = keras_hub.layers.PositionEmbedding(LENGTH)
+        self.table.build(shape)
+
+    def call(self, x):
+        places = keras.ops.arange(keras.ops.shape(x)[1])[None]
+        return x + self.table(x, positions=keras.ops.broadcast_to(places, keras.ops.shape(x)[:2]))
+
+
 BLOCKS: dict[str, Callable[[Any, Any], Any]] = {
     "operations": lambda x, mask: Scores()(x),
     "not causal": lambda x, mask: keras_hub.layers.TransformerEncoder(24, 4)(x, padding_mask=mask),
@@ -426,8 +450,79 @@ BLOCKS: dict[str, Callable[[Any, Any], Any]] = {
         * keras.ops.cast(mask, "float32")[..., None]
     ),
     "without attention": lambda x, mask: keras.layers.Dense(16)(x),
+    "convolution": lambda x, mask: decoder_block()(
+        keras.layers.Conv1D(16, 3, padding="causal", data_format="channels_last")(x), mask
+    ),
+    "recurrent": lambda x, mask: decoder_block()(keras.layers.GRU(16, return_sequences=True)(x), mask),
+    "mean": lambda x, mask: decoder_block()(x + keras.ops.mean(x, axis=1, keepdims=True), mask),
+    "sum": lambda x, mask: decoder_block()(x + keras.ops.cumsum(x, axis=1), mask),
+    "moved": lambda x, mask: decoder_block()(keras.ops.roll(x, 1, axis=1), mask),
+    "norm of tokens": lambda x, mask: decoder_block()(keras.layers.GroupNormalization(4)(x), mask),
+    "softmax of tokens": lambda x, mask: decoder_block()(x + keras.ops.softmax(x, axis=1), mask),
+    "own positions": lambda x, mask: decoder_block()(Numbered()(x), mask),
     "layer of Keras": lambda x, mask: keras.layers.MultiHeadAttention(4, 4)(x, x, use_causal_mask=True),
 }
+
+
+class Masks(keras.layers.Layer):
+    """An attention mask: a function of the places of queries and keys.
+
+    Args:
+        allowed: the function.
+        count: whether places are those among the real tokens, in place of columns.
+    """
+
+    def __init__(self, allowed: Callable[[Any, Any], Any], count: bool = False):
+        super().__init__()
+        self.allowed, self.count = allowed, count
+
+    def call(self, mask):
+        columns = keras.ops.arange(keras.ops.shape(mask)[1])[None]
+        places = keras.ops.cumsum(mask, axis=1) if self.count else columns
+        return self.allowed(places[:, :, None], places[:, None, :])
+
+
+def masked_by(allowed: Callable[[Any, Any], Any], count: bool = False) -> Callable[[Any, Any], Any]:
+    return lambda x, mask: keras_hub.layers.TransformerDecoder(24, 4)(
+        x, decoder_padding_mask=mask, decoder_attention_mask=Masks(allowed, count)(mask)
+    )
+
+
+DISTANCES: dict[str, Callable[[Any, Any], Any]] = {
+    "window": masked_by(lambda query, key: query - key < 3),
+    "compared": masked_by(lambda query, key: query < key + 3),
+    "either": masked_by(
+        lambda query, key: keras.ops.logical_or(query - key < 2, keras.ops.equal(query - key, 4))
+    ),
+    "real tokens": masked_by(lambda query, key: query - key < 3, count=True),
+}
+
+
+@pytest.mark.parametrize("block", DISTANCES)
+def test_masks_of_distances(block: str, tmp_path):
+    model = _varied(of_blocks(DISTANCES[block]), 3.0)
+    export_onnx(model, tmp_path / "out")
+    batch = opened(tmp_path / "out").generate(list(map(list, PROMPTS)), max_new_tokens=NEW_TOKENS)
+    assert [text.ids for text in batch] == without_cache(model)
+
+
+COLUMNS: dict[str, Callable[[Any, Any], Any]] = {
+    "chunks": masked_by(lambda query, key: keras.ops.equal(query // 4, key // 4)),
+    "first keys": masked_by(lambda query, key: keras.ops.logical_or(query - key < 3, key < 3)),
+    "sum": masked_by(lambda query, key: query + key < 20),
+}
+
+
+@pytest.mark.parametrize("block", COLUMNS)
+def test_masks_of_columns_raise(block: str, tmp_path):
+    with pytest.raises(ExportError, match=r"columns of tokens.*cache=False"):
+        export_onnx(of_blocks(COLUMNS[block]), tmp_path / "out", verify=False)
+
+
+def test_texts_that_padding_changes_fail_verification(tmp_path, monkeypatch):
+    monkeypatch.setattr(cached_masks, "check_columns", lambda cx, x, kind: None)
+    with pytest.raises(ExportError, match="padded on the left"):
+        export_onnx(of_blocks(COLUMNS["first keys"]), tmp_path / "out")
 
 
 @pytest.mark.parametrize("block", BLOCKS)
@@ -450,7 +545,7 @@ def test_custom_family(tmp_path):
 
 def test_difference_names_the_layer(tmp_path, monkeypatch):
     monkeypatch.setattr(cached_masks, "_is_padding", lambda mask: True)  # without the window
-    with pytest.raises(ExportError, match=r"first layer that differs is .*transformer_layer_0"):
+    with pytest.raises(ExportError, match=r"first layer that differs is .*transformer_layer_0.*cache=False"):
         export_onnx(CASES["mistral, window"].model(), tmp_path / "out")
 
 

@@ -43,6 +43,7 @@ class Cache:
         self.body = body
         self.query_heads = 0  # of the last layer
         self.farthest = 0  # the largest number in computed masks and biases, such as a window
+        self.cut: ir.Node | None = None  # selects the tokens whose logits are wanted
         self.pasts: list[ir.Value] = []
         self._wanted: ir.Value | None = None
         self._presents: list[tuple[ir.Value, ir.Value]] = []
@@ -98,6 +99,7 @@ class Cache:
         for index, tensor in enumerate(tensors):
             if tensor is self.body:
                 values[index] = cx.op.Slice(values[index], start, [TO_THE_END], [1])
+                self.cut = values[index].producer()
         return tree.pack_sequence_as(results, values)
 
     def close(self, cx: GraphContext) -> None:

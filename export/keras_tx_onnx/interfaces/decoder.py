@@ -26,6 +26,7 @@ from keras_tx_onnx.graph.cache_ports import Cache
 from keras_tx_onnx.graph.model_file import check_graph
 from keras_tx_onnx.graph.shared_cache import SHARED_FROM, no_shared, write_shared
 from keras_tx_onnx.graph.size_expressions import Symbol, of_symbol
+from keras_tx_onnx.graph.token_mixing import Tokens, mixes_tokens
 from keras_tx_onnx.interfaces.base import (
     IN_CHUNKS,
     Example,
@@ -113,7 +114,7 @@ class CausalInterface(Interface):
         assert isinstance(context.cache, Cache)
         context.cache.close(context)
         self.farthest = context.cache.farthest
-        _check_attention(context)
+        _check_tokens(context, context.cache)
         for value in context.graph.outputs:
             if value.name == contract.LOGITS:
                 assert value.shape is not None
@@ -241,20 +242,32 @@ def stop_strings_notes(defaults: Mapping[str, Any], transform: TextTransform | N
     ]
 
 
-def _check_attention(context: GraphContext) -> None:
+def _check_tokens(context: GraphContext, cache: Cache) -> None:
     """Raises an ExportError if tokens are related to each other outside of attention with a cache.
 
-    Scores have two axes of the length of the tokens; recognized attention has one of past and tokens.
+    Scores have two axes of the length of the tokens; recognized attention has one of past and tokens. A node
+    that numbers the tokens of one call would begin anew in each call.
     """
     (tokens,) = (x for x in context.graph.inputs if x.name == contract.INPUT_IDS)
     length = tokens.meta[symbolic_sizes.SIZES][1]
-    for node in context.graph:
-        for value in node.outputs:
-            if list(value.meta.get(symbolic_sizes.SIZES, ())).count(length) > 1:
-                raise ExportError(
-                    f"{node.name!r} relates tokens to each other, but is not recognized as attention, so it "
-                    "would not see the past of a cache. Export with cache=False."
-                )
+
+    def place(value: ir.Value | None) -> Tokens | None:
+        sizes = [] if value is None else list(value.meta.get(symbolic_sizes.SIZES, ()))
+        return Tokens(sizes.index(length), len(sizes)) if length in sizes else None
+
+    for node in context.graph.all_nodes():
+        sizes = [list(value.meta.get(symbolic_sizes.SIZES, ())) for value in node.outputs]
+        numbers = node.op_type == "Range" and length in sizes[0]
+        related = any(each.count(length) > 1 for each in sizes)
+        if (
+            related
+            or numbers
+            or (node is not cache.cut and mixes_tokens(node, list(map(place, node.inputs))))
+        ):
+            raise ExportError(
+                f"{node.name!r} relates tokens to each other, but is not recognized as attention, so it "
+                "would not see the past of a cache. Export with cache=False."
+            )
 
 
 def chunk_sizes(length: int) -> list[int]:

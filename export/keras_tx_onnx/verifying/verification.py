@@ -12,6 +12,7 @@ from keras_tx_onnx.errors import one_line
 from keras_tx_onnx.graph import unpadding
 from keras_tx_onnx.graph.adapter_ports import REMEDY
 from keras_tx_onnx.graph.builder import GraphContext
+from keras_tx_onnx.graph.cache_ports import Cache
 from keras_tx_onnx.graph.first_call import is_of_cache
 from keras_tx_onnx.interfaces.base import Feed, Interface
 from keras_tx_onnx.interfaces.model_graph import Exported
@@ -93,7 +94,13 @@ def verify_graph(
             notes += branches.compare_untested(path, cases, run_keras, compare, context.predicates)
         return parity, notes
     except ExportError as error:
-        raise ExportError(f"{error} {_location(interface, context, cases)} No folder was written.") from None
+        remedy = (
+            "If tokens are related outside of attention, export with cache=False. "
+            if isinstance(context.cache, Cache)
+            else ""
+        )
+        location = _location(interface, context, cases)
+        raise ExportError(f"{error} {location} {remedy}No folder was written.") from None
 
 
 def verify_adapter(

@@ -24,7 +24,7 @@ from keras_tx_onnx.lowerings.keras_hub.self_attention import attend_to_past
 from keras_tx_onnx.lowerings.layers.dense import project
 from keras_tx_onnx.lowerings.nodes.arguments import as_bool
 from keras_tx_onnx.lowerings.nodes.attention import Heads, counting, rotate
-from keras_tx_onnx.lowerings.nodes.cached_masks import cache_of
+from keras_tx_onnx.lowerings.nodes.cached_masks import cache_of, check_columns
 from keras_tx_onnx.reading.registry import lowers
 from keras_tx_onnx.reading.symbolic_sizes import axis_length
 
@@ -92,6 +92,7 @@ def falcon_attention(
     uncached(cx, cache=cache, cache_update_index=cache_update_index)
     if cx.cache is None:
         return NotImplemented
+    check_columns(cx, alibi, "bias")
     bias = cx.op.Mul(alibi, float(layer.inv_norm_factor))
     parts = (layer.query_dense, layer.key_dense, layer.value_dense)
     return _biased(cx, layer, inputs, parts, layer.output_dense, attention_mask, bias)

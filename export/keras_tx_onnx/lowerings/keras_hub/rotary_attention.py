@@ -19,6 +19,7 @@ from keras_hub.src.models.qwen3.qwen3_attention import Qwen3Attention
 from keras_hub.src.models.qwen3_moe.qwen3_moe_attention import Qwen3MoeAttention
 from keras_hub.src.models.qwen_moe.qwen_moe_attention import QwenMoeAttention
 
+from keras_tx.errors import ExportError
 from keras_tx_onnx.graph.builder import GraphContext, shape_of
 from keras_tx_onnx.lowerings.keras_hub.layers import one_more, rms_norm, rotary_angles, uncached
 from keras_tx_onnx.lowerings.keras_hub.self_attention import attend_to_self, windowed
@@ -139,7 +140,14 @@ def _rotary(
     )
     rotary = getattr(layer, "rotary_embedding_layer", None) or layer.rope_layer
     if type(rotary) not in (RotaryEmbedding, LlamaRotaryEmbedding):
-        return NotImplemented
+        if cx.cache is None:
+            return NotImplemented
+        scaling = getattr(layer, "rope_scaling_type", None)
+        setting = f", rope_scaling_type={scaling!r}" if scaling else ""
+        raise ExportError(
+            f"The layer {cx.scope!r} has the rotary embedding {type(rotary).__name__}{setting}, which is not "
+            "supported with a cache. Export with cache=False."
+        )
     size = shape_of_kernel(output)[1]
     heads = Heads(shape_of_kernel(output)[0], _part(layer, "num_key_value_heads"), size)
     q, k, v = projections(cx, layer, x, (query, key, value), heads)

@@ -135,6 +135,11 @@ def _with_channels_first(
     nodes="Transpose GroupNormalization Transpose",
 )
 def group_normalization(cx: GraphContext, layer: Any, /, inputs: ir.Value) -> ir.Value:
+    if cx.cache is not None:
+        raise ExportError(
+            f"The layer {cx.scope!r} (GroupNormalization) relates tokens to each other, so it would not see "
+            "the past of a cache. Export with cache=False."
+        )
     rank, (axis,) = len(shape_of(inputs)), _axes(layer, inputs)
     if cx.opset >= 21:  # before, the node had one scale for a whole group
         scale, shift = _scale_and_shift(cx, layer, inputs, axis)

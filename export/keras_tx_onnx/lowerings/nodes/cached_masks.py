@@ -22,7 +22,8 @@ from keras_tx_onnx.reading.symbolic_sizes import SIZES, axis_length, sizes_of
 
 QUERIES, KEYS = -2, -1  # axes of a mask, from the end
 CONJUNCTIONS = frozenset({"And", "Min", "Mul"})
-TRUTHS = frozenset({"And", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Not", "Or", "Xor"})
+COMPARISONS = frozenset({"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"})
+TRUTHS = COMPARISONS | {"And", "Not", "Or", "Xor"}
 
 
 def cache_of(cx: GraphContext) -> Cache:
@@ -50,7 +51,7 @@ def after_past(
 
     Raises:
         ExportError: the attention is not causal, or the mask depends on something else than padding_mask and
-            the number of tokens.
+            the distance of tokens.
     """
     parts = [] if mask is None else _conjuncts(mask)
     if not causal and not any(map(_is_causal, parts)):
@@ -62,6 +63,8 @@ def after_past(
     padding = [part for part in others if _is_padding(part)]
     if len(padding) == len(others):
         return (cache_of(cx).mask if padding else None), None
+    for part in others:
+        check_columns(cx, part, "mask")
     assert mask is not None
     return None, cx.once(("mask after past", mask, causal), lambda: _full(cx, parts, causal))
 
@@ -166,6 +169,59 @@ def _counted_axis(x: ir.Value | None) -> int | None:
     return axis if adds_zero else None
 
 
+# -- texts that begin in a later column ---------------------------------------------------------------------
+
+
+def check_columns(cx: GraphContext, x: ir.Value, kind: str) -> None:
+    """Raises an ExportError if a mask or bias changes where padding moves a text to later columns."""
+    if _shift(x) != 0:
+        raise ExportError(
+            f"The layer {cx.scope!r} attends with the {kind} {x.name!r}, which depends on the columns of "
+            "tokens, and padding moves them. Only padding_mask and the distance of query and key are "
+            "supported with a cache. Export with cache=False."
+        )
+
+
+def _shift(x: ir.Value) -> int | None:
+    """By how much a value changes for a text that begins one column later; None if that is unknown."""
+    node = x.producer()
+    if node is None:
+        return 0 if x.const_value is not None or STAND_IN in x.meta else None
+    if node.op_type == "Range":
+        start, _, step = node.inputs
+        assert start is not None
+        return 1 if start.const_value is not None and is_constant(step, 1) else None
+    if node.op_type == "CumSum":
+        return _shift_of_sum(node)
+    to_bool = node.op_type == "Cast" and node.attributes.get_int("to", 0) == ir.DataType.BOOL
+    if node.op_type in ("Cast", "Expand", "Identity", "Transpose", "Unsqueeze") and not to_bool:
+        (source, *_) = node.inputs
+        return None if source is None else _shift(source)
+    return _shift_of_operands(node) if node.op_type in ELEMENTWISE else None
+
+
+def _shift_of_operands(node: ir.Node) -> int | None:
+    operands = [x for x in node.inputs if x is not None]
+    shifts = [shift for x in operands if (shift := _shift(x)) is not None]
+    if len(shifts) < len(operands):
+        return None
+    if node.op_type == "Add":
+        return sum(shifts)
+    if node.op_type == "Sub":
+        return shifts[0] - shifts[1]
+    same = shifts[0] == shifts[1] if node.op_type in COMPARISONS else set(shifts) == {0}
+    return 0 if same else None
+
+
+def _shift_of_sum(node: ir.Node) -> int | None:
+    """Of a CumSum: padding before a text adds nothing to a sum of padding_mask."""
+    source = node.inputs[0]
+    while source is not None and (before := source.producer()) is not None and before.op_type == "Cast":
+        source = before.inputs[0]
+    counts = source is not None and STAND_IN in source.meta and not node.attributes.get_int("reverse", 0)
+    return 0 if counts else None
+
+
 # -- axes, from the end -------------------------------------------------------------------------------------
 
 
@@ -202,7 +258,7 @@ def _rank(x: ir.Value | None) -> int:
         return 1
     if node is not None and node.op_type == "Unsqueeze":
         return _new_axes(node)[1]
-    if node is not None and node.op_type in (*ELEMENTWISE, "Expand"):
+    if node is not None and node.op_type in (*ELEMENTWISE, "CumSum", "Expand"):
         return max(_rank(each) for each in node.inputs if each is not None)
     raise ExportError(
         f"The rank of {x.name!r}, which is part of a mask, is unknown. Export with cache=False."
