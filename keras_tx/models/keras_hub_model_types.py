@@ -276,7 +276,7 @@ def _phi3(backbone: Any, sizes: DecoderSizes) -> Config:
         "hidden_act": "silu",
         "original_max_position_embeddings": backbone.pretraining_sequence_length,
     }
-    return "phi3", fields, _differing(backbone, {"rope_scaling_type": None})
+    return "phi3", fields, _list_differing(backbone, {"rope_scaling_type": None})
 
 
 def _window(size: int | None, sizes: DecoderSizes) -> Fields:
