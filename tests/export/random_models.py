@@ -446,10 +446,12 @@ def pooling(c: Composer, x: Any) -> Any:
         layer = getattr(layers, f"{kind}Pooling{dims}D")
         return c.call(layer(keepdims=c.chance(0.5)), x)
     if kind.startswith("Adaptive"):
-        # TensorFlow ends the process for some volumes; the exporter refuses dynamic sizes.
+        # TensorFlow ends the process for some volumes and for axes that are too short; the exporter refuses
+        # dynamic sizes.
         if dims == 3 or (None in x.shape[1:] and c.chance(0.9)):
             return None
-        return c.call(getattr(layers, f"{kind}Pooling{dims}D")(c.integer(1, 3)), x)
+        size = min([c.integer(1, 3), *(n for n in x.shape[1:-1] if n is not None)])
+        return c.call(getattr(layers, f"{kind}Pooling{dims}D")(size), x)
     layer = getattr(layers, f"{kind}Pooling{dims}D")
     strides = c.choice((None, 1, 2))
     return c.call(layer(c.integer(2, 3), strides=strides, padding=c.choice(("valid", "same"))), x)

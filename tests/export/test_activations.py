@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from keras import activations, layers
 
+from keras_tx.errors import ExportError
+from keras_tx_onnx import export_onnx
 from keras_tx_onnx.lowerings.activations import WRITTEN
 from tests.export.exporting import exported, run
 from tests.export.one_input import refused, same
@@ -140,3 +142,12 @@ def test_softmax_with_a_mask(dtype: str, axis, tmp_path):
     expected = keras.ops.convert_to_numpy(model([scores, unmasked.astype(dtype)]))
     mask_array = unmasked if dtype == "bool" else unmasked.astype("int64" if dtype == "int32" else dtype)
     assert_close(run(exported(model, tmp_path / "out"), scores, mask_array)[0], expected)
+
+
+def test_a_mask_that_keras_refuses_is_refused(tmp_path):
+    ids = keras.Input((8,), dtype="int32")
+    model = keras.Model(ids, layers.Softmax(axis=1)(layers.Embedding(5, 6, mask_zero=True)(ids)))
+    with pytest.raises(ValueError, match="mask"):
+        model(np.ones((2, 8), "int32"))
+    with pytest.raises(ExportError, match=r"softmax.*\(None, 8\).*\(None, 8, 6\)"):
+        export_onnx(model, tmp_path / "out", verify=False)

@@ -237,6 +237,8 @@ def softmax_layer(
 ) -> ir.Value:
     """Masked entries are 0, also in a row without others."""
     axes = layer.axis if isinstance(layer.axis, (list, tuple)) else [layer.axis]
+    if mask is not None:
+        _check_broadcast(cx, mask, inputs)
     if mask is not None and mask.meta[KERAS_TENSOR].dtype != "bool":
         mask = cx.op.Greater(cx.floating(mask), 0.5)
     x = inputs if mask is None else cx.op.Where(mask, inputs, -1e9)
@@ -247,6 +249,19 @@ def softmax_layer(
         x = cx.op.Exp(cx.op.Sub(x, reduced(cx, "ReduceMax", x, axes, keepdims=True)))
         x = cx.op.Div(x, reduced(cx, "ReduceSum", x, axes, keepdims=True))
     return x if mask is None else cx.op.Where(mask, x, 0.0)
+
+
+def _check_broadcast(cx: GraphContext, mask: ir.Value, inputs: ir.Value) -> None:
+    """Raises an ExportError for a mask that Keras refuses when the model is called."""
+    shapes = mask.meta[KERAS_TENSOR].shape, inputs.meta[KERAS_TENSOR].shape
+    pairs = zip(*(reversed(shape) for shape in shapes), strict=False)
+    if len(shapes[0]) > len(shapes[1]) or any(
+        size not in (None, 1) and whole not in (None, size) for size, whole in pairs
+    ):
+        raise ExportError(
+            f"Layer {cx.scope!r} has a mask of shape {shapes[0]} for inputs of shape {shapes[1]}, and Keras "
+            "refuses to call it. Pass a mask whose shape can be broadcast to that of the inputs."
+        )
 
 
 # -- operations of keras.ops ----------------------------------------------------------------------------
