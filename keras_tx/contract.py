@@ -469,8 +469,10 @@ def precisions_of(task: str | None) -> tuple[str, ...]:
 def method_of(precision: str, task: str | None) -> str:
     """Returns a precision by the name of its method, which for int8 depends on the task.
 
-    >>> method_of("int8", TEXT_GENERATION), method_of("int8", IMAGE_CLASSIFICATION), method_of("int4", None)
-    ('int8-blocks', 'int8-dynamic', 'int4')
+    >>> [method_of("int8", task) for task in (TEXT_GENERATION, IMAGE_CLASSIFICATION)]
+    ['int8-blocks', 'int8-dynamic']
+    >>> method_of("int4", None)
+    'int4'
     """
     if precision != "int8":
         return precision

@@ -65,6 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     labels.add_argument("--labels-file", metavar="FILE", help="class names, one per line, UTF-8")
     parser.add_argument(
         "--task",
+        metavar="TASK",
         choices=(
             contract.IMAGE_CLASSIFICATION,
             contract.IMAGE_SEGMENTATION,
@@ -77,7 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ),
         help="export any model as a classifier (implied by --labels and --image): a model from one image to "
         "one vector; or the task of a model of keras-hub, which otherwise falls back to a graph without "
-        "preprocessing; or the purpose of an encoder-decoder",
+        "preprocessing; or the purpose of an encoder-decoder. One of %(choices)s",
     )
     parser.add_argument(
         "--image",

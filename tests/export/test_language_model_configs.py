@@ -121,12 +121,6 @@ QWEN_MOE = {"moe_intermediate_dim": 8, "shared_expert_intermediate_dim": 8, **MO
 QWEN_3 = {"head_dim": 8, "layer_norm_epsilon": 1e-5}  # that of the norms of its heads
 QWEN_3_MOE = {"head_dim": 8, "moe_intermediate_dim": 8, **MOE}
 GEMMA_3 = {"head_dim": 8, "image_size": 16, **NORMS}
-SCALED_PHI = {  # from 16 tokens on with other factors
-    "rope_scaling_type": "su",
-    "rope_scaling_short_factor": [1.0, 1.5],
-    "rope_scaling_long_factor": [2.0, 3.0],
-    "pretraining_sequence_length": 16,
-}
 NO_HEAD_SCALE = {"query_head_dim_normalize": False}
 OTHER = {"rope_max_wavelength": 500, "layer_norm_epsilon": 0.1}
 OPTIONS = {
@@ -158,7 +152,6 @@ OPTIONS = {
     "smollm 3, positions": Case("SmolLM3", {**SMOLLM_3, "rope_layer_enabled_list": [False]}),
     "opt": CASES["opt"],
     "phi 3": Case("Phi3", grouped(**OTHER)),
-    "phi 3, scaled positions": Case("Phi3", grouped(**SCALED_PHI, max_sequence_length=LENGTH)),
     "bloom": Case("Bloom", {"num_heads": 4, "intermediate_dim": 64, "layer_norm_epsilon": 0.1}),
     "falcon": CASES["falcon"],
     "gpt neox": CASES["gpt neox"],
