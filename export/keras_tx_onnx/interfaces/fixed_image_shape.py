@@ -16,7 +16,8 @@ _SHAPE = "image_shape"  # the argument of keras-hub's backbones
 
 
 def with_image_shape(source: Any, height: int, width: int) -> Any:
-    """The task for images of this size, with the same weights; itself if all its backbones have a size.
+    """The task for images of this size, with the same weights; itself if all its backbones have a size, or if
+    its own has one and those inside cannot have another.
 
     Raises a ConfigError if a copy cannot be created, or computes something else.
     """
@@ -30,6 +31,8 @@ def with_image_shape(source: Any, height: int, width: int) -> Any:
         copy.set_weights(source.get_weights())
         copy.preprocessor = source.preprocessor
     except Exception as error:  # the model's code may raise any exception
+        if None not in config.get(_SHAPE, (None,)):
+            return source  # such as a BASNet, whose encoder must have no size of its own
         raise ConfigError(
             f"Model {source.name!r} ({type(source).__name__}) accepts images of any size, and a copy for "
             f"{height} x {width} cannot be created: {one_line(error)} Create its backbone with a fixed "
