@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import gc
+import random
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.exported_folders import ExportedFolders
 
 TESTS = Path(__file__).parent
+SEED = 0
 QUICK = {
     "packaging/test_complexity.py",
     "packaging/test_import_rules.py",
@@ -51,6 +54,15 @@ def pytest_collection_finish() -> None:
     """Keeps what is imported out of garbage collection, which otherwise is a tenth of the time of a run."""
     shorten_collections()
     gc.set_threshold(10_000, 10, 20)
+
+
+@pytest.hookimpl(tryfirst=True)  # before the fixtures
+def pytest_runtest_setup() -> None:
+    """Makes weights, dropout and shuffling of each test the same in every run and order of tests."""
+    random.seed(SEED)
+    np.random.seed(SEED)
+    if "keras" in sys.modules:
+        sys.modules["keras"].utils.set_random_seed(SEED)
 
 
 @pytest.hookimpl(wrapper=True)  # after the fixtures of the module are finalized

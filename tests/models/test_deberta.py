@@ -118,7 +118,7 @@ def test_every_head_trains_is_saved_and_trains_on(head, remat: bool, tmp_path):
     labels = labels_for(head, ids)
     model.compile(keras_tx.AdamW(3e-3), jit_compile=False, remat=remat)
     before = model.evaluate(ids, labels, verbose=0, return_dict=True)["loss"]
-    model.fit(ids, labels, epochs=8, verbose=0, shuffle=False)
+    model.fit(ids, labels, epochs=20, verbose=0, shuffle=False)
     after = model.evaluate(ids, labels, verbose=0, return_dict=True)["loss"]
     assert after < before
     model.save(tmp_path / "model.keras")
