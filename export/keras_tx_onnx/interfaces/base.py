@@ -6,7 +6,7 @@ import abc
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import onnx_ir as ir
@@ -28,6 +28,13 @@ Masks = Sequence[str]  # the kind of padding mask of each row
 Run = Callable[[Session, Feed], Feed]
 Pass = Callable[[ir.Model], int]
 IN_CHUNKS = "in chunks"  # a run of a decoder that continues the past of a cache
+
+
+class OtherRun(NamedTuple):
+    """Another way to compute the outputs of a case; `last` is how many of the last tokens it returns."""
+
+    run: Run
+    last: int | None = None  # None for all
 
 
 class Interface(abc.ABC):
@@ -144,11 +151,11 @@ class Interface(abc.ABC):
         """Runs the graph on an example."""
         return Session.run
 
-    def other_runs(self, feed: Feed) -> dict[str, Run]:
+    def other_runs(self, feed: Feed) -> dict[str, OtherRun]:
         """Other ways to compute the same outputs, by name."""
         return {}
 
-    def last_runs(self, feed: Feed, count: int) -> dict[str, Run]:
+    def last_runs(self, feed: Feed, count: int) -> dict[str, OtherRun]:
         """Ways to compute the outputs of the last tokens of a decoder with a cache, by name."""
         return {}
 

@@ -33,6 +33,7 @@ from keras_tx_onnx.interfaces.base import (
     Feed,
     Interface,
     Masks,
+    OtherRun,
     Run,
     Sizes,
 )
@@ -141,24 +142,27 @@ class CausalInterface(Interface):
     def run(self) -> Run:
         return partial(_run_masked, self.outputs[0])
 
-    def other_runs(self, feed: Feed) -> dict[str, Run]:
+    def other_runs(self, feed: Feed) -> dict[str, OtherRun]:
         """Prefill in chunks and decode steps, with the last logits alone, and after more padding.
 
         The chunks are a half and a quarter of the tokens, then the others, the last as decode steps.
         """
         if not self.cached:
             return {}
-        chunks = chunk_sizes(feed[contract.INPUT_IDS].shape[1])
+        length = feed[contract.INPUT_IDS].shape[1]
+        chunks = chunk_sizes(length)
         return {
-            **({IN_CHUNKS: partial(_run_masked_chunks, chunks)} if len(chunks) > 1 else {}),
-            "last token alone": _run_last_token,
-            "padded on the left": _run_padded,
+            **({IN_CHUNKS: _in_chunks(chunks)} if len(chunks) > 1 else {}),
+            "last token alone": _in_chunks([length], last=1),
+            "padded on the left": OtherRun(_run_padded),
         }
 
-    def last_runs(self, feed: Feed, count: int) -> dict[str, Run]:
+    def last_runs(self, feed: Feed, count: int) -> dict[str, OtherRun]:
         length = feed[contract.INPUT_IDS].shape[1]
-        runs = {"in one call": [length], IN_CHUNKS: chunk_sizes(length)}
-        return {name: partial(_run_masked_chunks, chunks, last=count) for name, chunks in runs.items()}
+        return {
+            "in one call": _in_chunks([length], last=count),
+            IN_CHUNKS: _in_chunks(chunk_sizes(length), last=count),
+        }
 
     def write_second_graph(self, path: Path, external: bool) -> Path | None:
         """Writes the graph with a shared cache, if it was requested or the weights are in a data file."""
@@ -287,19 +291,14 @@ def _run_masked(output: str, session: Session, feed: Feed) -> Feed:
     return {**outputs, output: _zero_at_padding(outputs[output], feed[contract.ATTENTION_MASK])}
 
 
+def _in_chunks(chunks: list[int], last: int | None = None) -> OtherRun:
+    return OtherRun(partial(_run_masked_chunks, chunks, last=last), last)
+
+
 def _run_masked_chunks(chunks: list[int], session: Session, feed: Feed, last: int | None = None) -> Feed:
     outputs = run_in_chunks(session, feed, chunks, last)
     mask = feed[contract.ATTENTION_MASK]
-    mask = mask if last is None else mask[:, -last:]
-    return {name: _zero_at_padding(x, mask) for name, x in outputs.items()}
-
-
-def _run_last_token(session: Session, feed: Feed) -> Feed:
-    """The logits of all tokens, those of the last one from a run that returns no others."""
-    logits, mask = session.run(feed)[contract.LOGITS][:, :-1], feed[contract.ATTENTION_MASK]
-    last = session.run({**feed, contract.NUM_LOGITS_TO_KEEP: np.array(1)})[contract.LOGITS]
-    parts = _zero_at_padding(logits, mask[:, :-1]), _zero_at_padding(last, mask[:, -1:])
-    return {contract.LOGITS: np.concatenate(parts, axis=1)}
+    return {name: _zero_at_padding(x, mask[:, -x.shape[1] :]) for name, x in outputs.items()}
 
 
 def _run_padded(session: Session, feed: Feed) -> Feed:
@@ -319,7 +318,7 @@ def run_in_chunks(session: Session, feed: Feed, chunks: list[int], last: int | N
         session: of the graph.
         feed: its inputs for the whole text.
         chunks: the numbers of tokens of each call.
-        last: how many of the last logits are returned instead of all.
+        last: how many of the last logits are wanted, if not all. A single call returns what the graph does.
     """
     wanted = {} if last is None else {contract.NUM_LOGITS_TO_KEEP: np.array(last, "int64")}
     past = {name: x for name, x in feed.items() if name.startswith("past_key_values.")}
@@ -336,7 +335,7 @@ def run_in_chunks(session: Session, feed: Feed, chunks: list[int], last: int | N
         logits.append(outputs[contract.LOGITS])
         start = end
     whole = np.concatenate(logits, axis=1)
-    return {contract.LOGITS: whole if last is None else whole[:, -last:]}
+    return {contract.LOGITS: whole if last is None or len(chunks) == 1 else whole[:, -last:]}
 
 
 def _transform(model: Any, tokenizer: Any) -> TextTransform | None:

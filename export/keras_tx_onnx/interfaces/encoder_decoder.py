@@ -20,7 +20,7 @@ from keras_tx.runtime.session import Session
 from keras_tx_onnx.graph.builder import KERAS_TENSOR, GraphContext
 from keras_tx_onnx.graph.cache_ports import AFTER_PAST, Seq2SeqCache
 from keras_tx_onnx.graph.size_expressions import Symbol, of_symbol
-from keras_tx_onnx.interfaces.base import IN_CHUNKS, Example, Feed, Interface, Masks, Run, Sizes
+from keras_tx_onnx.interfaces.base import IN_CHUNKS, Example, Feed, Interface, Masks, OtherRun, Sizes
 from keras_tx_onnx.interfaces.decoder import chunk_sizes, stop_strings_notes
 from keras_tx_onnx.reading import functional_graph, symbolic_sizes
 from keras_tx_onnx.reading.keras_patches import in_float32
@@ -216,10 +216,10 @@ class TargetDecoder(_Part):
         names = (name.format(index) for index in range(depth) for name in contract.SEQ2SEQ_PAST)
         return [contract.TensorSpec(name, "float32", shape) for name in names]
 
-    def other_runs(self, feed: Feed) -> dict[str, Run]:
+    def other_runs(self, feed: Feed) -> dict[str, OtherRun]:
         """A half and a quarter of the target, then the others, the last as decode steps."""
         chunks = chunk_sizes(feed[contract.INPUT_IDS].shape[1])
-        return {IN_CHUNKS: partial(run_in_chunks, chunks)} if len(chunks) > 1 else {}
+        return {IN_CHUNKS: OtherRun(partial(run_in_chunks, chunks))} if len(chunks) > 1 else {}
 
 
 def run_in_chunks(chunks: list[int], session: Session, feed: Feed) -> Feed:

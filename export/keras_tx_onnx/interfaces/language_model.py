@@ -23,7 +23,6 @@ from keras_tx_onnx.reading.signature import Functional
 
 # The inputs of keras-hub's decoders, by the contract's names.
 _INPUTS = {"token_ids": contract.INPUT_IDS, "padding_mask": contract.ATTENTION_MASK}
-_HEADS = ("num_heads", "num_query_heads", "num_attention_heads")
 _LENGTHS = ("max_sequence_length", "max_position_embeddings")
 _REMEDY = "The folder has no tokenizer, and prompts are token ids. Pass tokenizer= to generate from texts."
 _DEFAULT_LENGTH = 1024  # sequence_length of keras-hub's preprocessors

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import re
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -17,7 +17,7 @@ from keras_tx.errors import ExportError
 from keras_tx.runtime.axis_bounds import violated_bound
 from keras_tx.runtime.example_inputs import MASKS
 from keras_tx_onnx.errors import Stateful, one_line
-from keras_tx_onnx.interfaces.base import Feed, Interface, Masks, Run, Sizes
+from keras_tx_onnx.interfaces.base import Feed, Interface, Masks, OtherRun, Run, Sizes
 from keras_tx_onnx.reading import functional_graph
 from keras_tx_onnx.reading.keras_patches import in_float32
 
@@ -114,8 +114,7 @@ class _CaseBuilder:
             if isinstance(case, Case) and case.is_finite:
                 self.used.append(sizes)
                 self.cases.append(case)
-                for name, run in self.interface.other_runs(case.feed).items():
-                    self.cases.append(case._replace(name=f"{case.name}, {name}", run=run))
+                self.add_runs(case, self.interface.other_runs(case.feed))
                 return
             if isinstance(case, Case):
                 infinite.append(case)
@@ -135,6 +134,12 @@ class _CaseBuilder:
                 f"Keras cannot run the model on random inputs ({tried}). Pass keras.Input a fixed size for "
                 "axes that do not support every size, or pass verify=False."
             )
+
+    def add_runs(self, case: Case, runs: Mapping[str, OtherRun]) -> None:
+        """Adds cases with the inputs of another case, which the graph runs in other ways."""
+        for name, (run, last) in runs.items():
+            other = case._replace(name=f"{case.name}, {name}", run=run, last=last)
+            self.cases.append(other._replace(expected=other.compared(case.expected)))
 
     def attempt(self, masks: Masks, sizes: Sizes, seed: int) -> Case | str:
         """The case of these sizes, or the error of Keras in one line."""
@@ -166,10 +171,7 @@ class _CaseBuilder:
             case = self.attempt(masks, sizes, len(self.used))
             if isinstance(case, Case) and case.is_finite:
                 self.used.append(sizes)
-                case = case._replace(last=STEP)
-                case = case._replace(expected=case.compared(case.expected))
-                for name, run in interface.last_runs(case.feed, STEP).items():
-                    self.cases.append(case._replace(name=f"{case.name}, {name}", run=run))
+                self.add_runs(case, interface.last_runs(case.feed, STEP))
 
     def add_extremes(self, longest: int) -> None:
         """Adds cases at the bounds and, for sequences, of the smallest and the largest size."""
