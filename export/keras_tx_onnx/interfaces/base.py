@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import dataclasses
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -35,6 +36,11 @@ class OtherRun(NamedTuple):
 
     run: Run
     last: int | None = None  # None for all
+
+
+@dataclasses.dataclass(frozen=True)
+class NoOptions:
+    """Models that have no options of their own."""
 
 
 class Interface(abc.ABC):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from typing import Any
 
@@ -13,7 +12,7 @@ import onnx_ir as ir
 from keras_tx import contract
 from keras_tx.runtime.example_inputs import draw, is_mask
 from keras_tx_onnx.graph.builder import GraphContext, onnx_dtype
-from keras_tx_onnx.interfaces.base import Example, Interface, Masks, Sizes, axis_names
+from keras_tx_onnx.interfaces.base import Example, Interface, Masks, NoOptions, Sizes, axis_names
 from keras_tx_onnx.reading import functional_graph, symbolic_sizes
 from keras_tx_onnx.reading.input_uses import input_uses
 from keras_tx_onnx.reading.signature import Functional
@@ -21,18 +20,13 @@ from keras_tx_onnx.reading.signature import Functional
 _UNNAMED = re.compile(r"(keras_tensor|input_layer)(_\d+)?")  # default names of Keras
 
 
-@dataclasses.dataclass(frozen=True)
-class GenericOptions:
-    """A generic model has no options of its own."""
-
-
 class GenericInterface(Interface):
     """The inputs and outputs of a Keras model, under their own names."""
 
     kind = "a generic model"
-    Options = GenericOptions
+    Options = NoOptions
 
-    def __init__(self, functional: Functional, options: GenericOptions, opset: int):
+    def __init__(self, functional: Functional, options: NoOptions, opset: int):
         super().__init__(functional, options, opset)
         self.outputs = [_without_index(name) for name in functional.outputs]
         function = functional_graph.function_of(self.model)

@@ -10,17 +10,13 @@ from keras import ops
 
 from keras_tx import contract
 from keras_tx.errors import ConfigError
+from keras_tx_onnx.interfaces.base import NoOptions
 from keras_tx_onnx.interfaces.keras_hub_encoder import KerasHubEncoderInterface
 from keras_tx_onnx.interfaces.keras_hub_texts import REMEDY
 from keras_tx_onnx.reading import functional_graph
 from keras_tx_onnx.reading.signature import Functional
 
 _POSITIONS = "mask_positions"
-
-
-@dataclasses.dataclass(frozen=True)
-class MaskedLMOptions:
-    """A masked language model has no options of its own."""
 
 
 class MaskedLMInterface(KerasHubEncoderInterface):
@@ -30,10 +26,10 @@ class MaskedLMInterface(KerasHubEncoderInterface):
     """
 
     kind = "a masked language model of keras-hub"
-    Options = MaskedLMOptions
+    Options = NoOptions
     task = contract.FILL_MASK
 
-    def __init__(self, functional: Functional, options: MaskedLMOptions, opset: int):
+    def __init__(self, functional: Functional, options: NoOptions, opset: int):
         source = functional.model
         model = _at_all_positions(source)
         super().__init__(dataclasses.replace(functional, model=model), options, opset, source)

@@ -11,7 +11,7 @@ from keras import ops
 from keras_tx import contract
 from keras_tx.errors import ConfigError
 from keras_tx_onnx.errors import one_line
-from keras_tx_onnx.interfaces.image_segmenter import KerasHubImageInterface, sized_task
+from keras_tx_onnx.interfaces.keras_hub_image_task import KerasHubImageInterface, sized_task
 from keras_tx_onnx.interfaces.vision import ImageOptions
 from keras_tx_onnx.reading import functional_graph
 from keras_tx_onnx.reading.keras_patches import patched

@@ -9,17 +9,13 @@ import keras
 
 from keras_tx import contract
 from keras_tx.errors import ConfigError
+from keras_tx_onnx.interfaces.base import NoOptions
 from keras_tx_onnx.interfaces.keras_hub_encoder import KerasHubEncoderInterface
 from keras_tx_onnx.interfaces.keras_hub_texts import REMEDY
 from keras_tx_onnx.reading import functional_graph
 from keras_tx_onnx.reading.signature import Functional
 
 _TOKENS = "sequence_output"  # of backbones with several outputs
-
-
-@dataclasses.dataclass(frozen=True)
-class TextEmbedderOptions:
-    """A text embedder has no options of its own."""
 
 
 class TextEmbedderInterface(KerasHubEncoderInterface):
@@ -29,10 +25,10 @@ class TextEmbedderInterface(KerasHubEncoderInterface):
     """
 
     kind = "a text embedder of keras-hub"
-    Options = TextEmbedderOptions
+    Options = NoOptions
     task = contract.FEATURE_EXTRACTION
 
-    def __init__(self, functional: Functional, options: TextEmbedderOptions, opset: int):
+    def __init__(self, functional: Functional, options: NoOptions, opset: int):
         source = functional.model
         model = _with_tokens(source)
         super().__init__(dataclasses.replace(functional, model=model), options, opset, source)
