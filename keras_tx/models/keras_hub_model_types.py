@@ -176,9 +176,14 @@ def _rms(backbone: Any, sizes: DecoderSizes) -> Fields:
     }
 
 
+def _gated(backbone: Any, sizes: DecoderSizes) -> Fields:
+    """The same, with a feed-forward that is gated by SiLU."""
+    return {**_rms(backbone, sizes), "intermediate_size": backbone.intermediate_dim, "hidden_act": "silu"}
+
+
 def _llama(backbone: Any, sizes: DecoderSizes) -> Config:
     """rope_position_scaling_factor is no field: keras-hub's layer does not use it."""
-    fields = {**_rms(backbone, sizes), "intermediate_size": backbone.intermediate_dim, "hidden_act": "silu"}
+    fields = _gated(backbone, sizes)
     if backbone.rope_frequency_adjustment_factor is not None:
         fields["rope_scaling"] = {
             "rope_type": "llama3",
@@ -191,12 +196,7 @@ def _llama(backbone: Any, sizes: DecoderSizes) -> Config:
 
 
 def _mistral(backbone: Any, sizes: DecoderSizes) -> Config:
-    fields = {
-        **_rms(backbone, sizes),
-        "intermediate_size": backbone.intermediate_dim,
-        "hidden_act": "silu",
-        "sliding_window": backbone.sliding_window,
-    }
+    fields = {**_gated(backbone, sizes), "sliding_window": backbone.sliding_window}
     return "mistral", fields, _scaled(backbone)
 
 
@@ -223,16 +223,12 @@ def _gemma(backbone: Any, sizes: DecoderSizes) -> Config:
             "use_post_attention_norm": False,
         }
         return "gemma", {**fields, "hidden_act": "gelu_pytorch_tanh"}, _list_differing(backbone, options)
-    window = backbone.sliding_window_size if backbone.use_sliding_window_attention else None
-    layers = [
-        "sliding_attention" if window and index % 2 == 0 else "full_attention" for index in range(sizes.depth)
-    ]
     more = {
         "query_pre_attn_scalar": sizes.head_size,  # keras-hub's blocks ignore query_head_dim_normalize
         "final_logit_softcapping": backbone.final_logit_soft_cap,
         "attn_logit_softcapping": backbone.attention_logit_soft_cap,
         "sliding_window": backbone.sliding_window_size,
-        "layer_types": layers,
+        "layer_types": _layer_types(sizes, 2 if backbone.use_sliding_window_attention else 1),
     }
     return "gemma2", {**fields, **more}, []
 
@@ -247,10 +243,6 @@ def _gemma3(backbone: Any, sizes: DecoderSizes) -> Config:
         "local_rope_scaling_factor": 1.0,
         "attention_logit_soft_cap": None,  # a field of transformers, whose attention does not read it
     }
-    window = backbone.use_sliding_window_attention
-    layers = [
-        "sliding_attention" if window and index % 6 < 5 else "full_attention" for index in range(sizes.depth)
-    ]
     fields = {
         "head_dim": sizes.head_size,
         "rms_norm_eps": backbone.layer_norm_epsilon,
@@ -259,7 +251,7 @@ def _gemma3(backbone: Any, sizes: DecoderSizes) -> Config:
         "query_pre_attn_scalar": sizes.head_size,  # keras-hub's blocks ignore query_head_dim_normalize
         "final_logit_softcapping": backbone.final_logit_soft_cap,
         "sliding_window": backbone.sliding_window_size,
-        "layer_types": layers,
+        "layer_types": _layer_types(sizes, 6 if backbone.use_sliding_window_attention else 1),
         "rope_theta": 1e6,
         "rope_local_base_freq": 1e4,
         "tie_word_embeddings": True,
@@ -271,12 +263,16 @@ def _gemma3(backbone: Any, sizes: DecoderSizes) -> Config:
 
 def _phi3(backbone: Any, sizes: DecoderSizes) -> Config:
     fields = {
-        **_rms(backbone, sizes),
-        "intermediate_size": backbone.intermediate_dim,
-        "hidden_act": "silu",
+        **_gated(backbone, sizes),
         "original_max_position_embeddings": backbone.pretraining_sequence_length,
     }
     return "phi3", fields, _list_differing(backbone, {"rope_scaling_type": None})
+
+
+def _layer_types(sizes: DecoderSizes, period: int) -> list[str]:
+    """The last layer of each period attends to all tokens, the others within a sliding window."""
+    kinds = ["sliding_attention"] * (period - 1) + ["full_attention"]
+    return [kinds[index % period] for index in range(sizes.depth)]
 
 
 def _window(size: int | None, sizes: DecoderSizes) -> Fields:
@@ -291,22 +287,13 @@ def _window(size: int | None, sizes: DecoderSizes) -> Fields:
 
 
 def _qwen2(backbone: Any, sizes: DecoderSizes) -> Config:
-    fields = {
-        **_rms(backbone, sizes),
-        "intermediate_size": backbone.intermediate_dim,
-        "hidden_act": "silu",
-        **_window(backbone.sliding_window_size if backbone.use_sliding_window_attention else None, sizes),
-    }
+    window = backbone.sliding_window_size if backbone.use_sliding_window_attention else None
+    fields = {**_gated(backbone, sizes), **_window(window, sizes)}
     return "qwen2", fields, _scaled(backbone)
 
 
 def _qwen3(backbone: Any, sizes: DecoderSizes) -> Config:
-    fields = {
-        **_rms(backbone, sizes),
-        "intermediate_size": backbone.intermediate_dim,
-        "hidden_act": "silu",
-        **_window(backbone.sliding_window_size, sizes),
-    }
+    fields = {**_gated(backbone, sizes), **_window(backbone.sliding_window_size, sizes)}
     return "qwen3", fields, _scaled(backbone)
 
 
@@ -337,9 +324,7 @@ def _qwen3_moe(backbone: Any, sizes: DecoderSizes) -> Config:
 def _smollm3(backbone: Any, sizes: DecoderSizes) -> Config:
     enabled_rope = [*backbone.rope_layer_enabled_list, *[True] * sizes.depth][: sizes.depth]
     fields = {
-        **_rms(backbone, sizes),
-        "intermediate_size": backbone.intermediate_dim,
-        "hidden_act": "silu",
+        **_gated(backbone, sizes),
         "attention_bias": False,
         "mlp_bias": backbone.mlp_bias,
         "no_rope_layers": [int(enabled) for enabled in enabled_rope],
