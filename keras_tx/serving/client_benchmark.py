@@ -106,6 +106,14 @@ class ClientMeasurement:
         """The time to the first token that `share` percent of the requests do not exceed."""
         return float(np.percentile(self.first_tokens, share))
 
+    def as_json(self) -> dict[str, Any]:
+        """All numbers, as JSON values."""
+        fields = dataclasses.asdict(self)
+        if self.problem:
+            return fields
+        percentiles = {f"p{share}": self.percentile(share) for share in PERCENTILES}
+        return {**fields, "throughput": self.throughput, **percentiles}
+
 
 @dataclasses.dataclass(frozen=True)
 class ClientRecommendation:
@@ -236,17 +244,11 @@ def as_json(
     plan: ClientPlan, rows: Sequence[ClientMeasurement], choice: ClientRecommendation | None
 ) -> dict[str, Any]:
     """The results with all their numbers, as JSON values."""
-    measurements = []
-    for row in rows:
-        measurements.append(dataclasses.asdict(row))
-        if not row.problem:
-            measurements[-1]["throughput"] = row.throughput
-            measurements[-1] |= {f"p{share}": row.percentile(share) for share in PERCENTILES}
     return {
         **benchmark.versions(),
         "plan": {**dataclasses.asdict(plan), "folder": str(plan.folder)},
         "unit": plan.unit,
-        "measurements": measurements,
+        "measurements": [row.as_json() for row in rows],
         "recommendation": None if choice is None else dataclasses.asdict(choice),
     }
 
@@ -343,13 +345,16 @@ def _rows(model: Any, order: Mapping[str, Any]) -> list[dict[str, np.ndarray]]:
     longest = order["sizes"].get(contract.SEQUENCE_AXIS)
     if longest is None:
         return [{name: array[0] for name, array in inputs.items()}]
-    random = np.random.default_rng(0)
-    lengths = random.integers(-(-longest // SHORTEST), longest + 1, TEXTS)
     is_text = {spec.name: spec.shape[1:] == (contract.SEQUENCE_AXIS,) for spec in model.session.inputs}
     return [
         {name: array[0, :length] if is_text[name] else array[0] for name, array in inputs.items()}
-        for length in lengths
+        for length in random_lengths(longest, np.random.default_rng(0))
     ]
+
+
+def random_lengths(longest: int, random: np.random.Generator) -> list[int]:
+    """The numbers of tokens of the different texts, from an eighth of the longest to all of its tokens."""
+    return random.integers(-(-longest // SHORTEST), longest + 1, TEXTS).tolist()
 
 
 def _token_counter(

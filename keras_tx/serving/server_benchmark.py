@@ -29,12 +29,11 @@ from keras_tx.runtime import benchmark, load
 from keras_tx.runtime.benchmark import NEGLIGIBLE, ROUNDS
 from keras_tx.runtime.folder import Folder, open_folder
 from keras_tx.serving.client_benchmark import (
-    PERCENTILES,
-    SHORTEST,
     TEXTS,
     ClientMeasurement,
     measure_clients,
     numbers_of_clients,
+    random_lengths,
 )
 
 CLIENTS = (1, 16)
@@ -161,12 +160,7 @@ def as_json(plan: ServerPlan, rows: Sequence[ClientMeasurement]) -> dict[str, An
         **benchmark.versions(),
         "plan": {**described, "folder": str(plan.folder)},
         "unit": plan.unit,
-        "measurements": [
-            dataclasses.asdict(row)
-            | {"throughput": row.throughput}
-            | {f"p{share}": row.percentile(share) for share in PERCENTILES}
-            for row in rows
-        ],
+        "measurements": [row.as_json() for row in rows],
         "recommendation": {"clients": recommend(rows).clients},
     }
 
@@ -356,9 +350,8 @@ def _texts(plan: ServerPlan, folder: Folder) -> list[bytes]:
     others = sum(transform.count(text) for name in ("question", "choices") for text in fields.get(name, ()))
     room = max(1, plan.length - 1 - others)  # the transform counts no more tokens than the model accepts
     random = np.random.default_rng(0)
-    lengths = random.integers(-(-room // SHORTEST), room + 1, TEXTS)
     masked = plan.model["task"] == contract.FILL_MASK
-    texts = [_text(transform, int(length), random, masked) for length in lengths]
+    texts = [_text(transform, length, random, masked) for length in random_lengths(room, random)]
     return [json.dumps({"text": text, **fields}).encode() for text in texts]
 
 
