@@ -10,8 +10,11 @@ from typing import Any
 
 from keras_tx import contract, kernels
 from keras_tx.commands.arguments import refuse_existing
-from keras_tx.commands.framework_logs import quiet_start
-from keras_tx.commands.light_imports import import_keras_for_export, without_garbage_collection
+from keras_tx.commands.light_imports import (
+    import_exporter,
+    import_keras_for_export,
+    without_garbage_collection,
+)
 from keras_tx.commands.model_file import check_model_file, is_checkpoint, load
 from keras_tx.errors import ConfigError, ExportError, nearest
 
@@ -149,8 +152,7 @@ def execute(arguments: argparse.Namespace) -> int:
     tokenizer = None if arguments.tokenizer is None else _tokenizer(arguments.tokenizer)
     with without_garbage_collection():
         import_keras_for_export(Path(arguments.model))
-        with quiet_start():
-            from keras_tx_onnx import export_onnx
+        export_onnx = import_exporter()
     model = load(arguments.model)
     if arguments.adapter is not None:
         from keras_tx import load_adapter

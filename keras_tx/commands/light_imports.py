@@ -1,4 +1,4 @@
-"""Imports Keras for an export: on its lightest backend, and without packages that an export does not use."""
+"""Imports Keras on its lightest backend, and the exporter, without packages that an export does not use."""
 
 from __future__ import annotations
 
@@ -7,14 +7,25 @@ import importlib.util
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import Any
 
-from keras_tx.commands.framework_logs import import_keras
+from keras_tx.commands.framework_logs import import_keras, quiet_start
+from keras_tx.commands.late_modules import imported_late
 
-# Keras imports them where they are installed: for its scikit-learn classes, and for figures.
-UNUSED = ("sklearn", "matplotlib", "matplotlib.pyplot")
+# Keras imports them where they are installed: for its scikit-learn classes, figures, and a callback.
+UNUSED = ("sklearn", "matplotlib", "matplotlib.pyplot", "requests")
 BACKEND, PACKAGES = "numpy", ("jax", "scipy")  # the backend, and what Keras imports for it
+# Keras's NumPy backend uses JAX for convolutions, pooling and Fourier transforms, and SciPy to solve
+# equations. Keras reads older files with h5py. onnx_ir uses SymPy for sizes that are expressions.
+LATE = {
+    "jax": ("lax", "monitoring.record_scalar"),
+    "scipy.linalg": (),
+    "h5py": (),
+    "keras.src.backend.jax.math": ("fft", "fft2"),
+    "sympy": ("Max", "Min", "Mod", "floor", "sqrt"),
+}
 # Threads of NumPy's OpenBLAS spin while they wait: on a busy machine, two of them were 4 times slower.
 THREADS = {"OPENBLAS_NUM_THREADS": "1"}
 
@@ -44,8 +55,22 @@ def import_keras_for_export(source: Path) -> None:
     """
     if source.is_dir() and "keras" not in sys.modules:
         _select_lightest_backend()
-    with _without(UNUSED):
+    with _without(UNUSED), _late():
         import_keras()
+
+
+def import_exporter() -> Any:
+    """Imports keras_tx_onnx without messages, and returns `export_onnx`."""
+    with quiet_start(), _late():
+        from keras_tx_onnx import export_onnx
+    return export_onnx
+
+
+def _late() -> AbstractContextManager[None]:
+    """A context in which modules are loaded late; other backends than NumPy need some of them at once."""
+    from keras_tx.environment import keras_backend
+
+    return imported_late(LATE if keras_backend() == BACKEND else {})
 
 
 def _select_lightest_backend() -> None:

@@ -57,8 +57,8 @@ class Session:
         threads: threads of one operation on the CPU; by default as many as cores.
         weights: weights of the graph that another session has too; used on the CPU.
         content: the bytes of a graph to run instead of that of the file, whose external data it uses.
-        lean: whether to keep weights as they are in the file, and to return memory after each run. Such a
-            session starts faster, needs less memory, and runs more slowly.
+        lean: whether to keep weights as they are in the file, to return memory after each run, and to let
+            threads sleep while they wait. Such a session starts faster, needs less memory, and runs more slowly.
 
     Attributes:
         provider: the provider that runs the graph.
@@ -446,6 +446,7 @@ def _create(
         weights.add_to(options, onnxruntime)
     if lean:
         options.add_session_config_entry("session.disable_prepacking", "1")
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     if lean or content is not None:
         options.enable_cpu_mem_arena = False  # which would keep twice the memory of its large outputs
     if content is not None:

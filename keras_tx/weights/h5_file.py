@@ -8,7 +8,7 @@ import mmap
 import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import h5py
 import ml_dtypes
@@ -17,7 +17,8 @@ import numpy as np
 from keras_tx.errors import ConfigError
 from keras_tx.weights.tensor_source import Tensors
 
-NamedDatasets = Iterable[tuple[str, h5py.Dataset]]
+if TYPE_CHECKING:  # so that h5py can be loaded late
+    NamedDatasets = Iterable[tuple[str, h5py.Dataset]]
 
 
 def open_datasets(

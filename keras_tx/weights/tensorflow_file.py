@@ -8,13 +8,17 @@ from __future__ import annotations
 import math
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import h5py
 import numpy as np
 
 from keras_tx.errors import ConfigError
-from keras_tx.weights.h5_file import NamedDatasets, datasets_in, open_datasets
+from keras_tx.weights.h5_file import datasets_in, open_datasets
 from keras_tx.weights.tensor_source import Tensors
+
+if TYPE_CHECKING:
+    from keras_tx.weights.h5_file import NamedDatasets
 
 WEIGHTS = "tf_model.h5"
 # The last part of a name, and its name in PyTorch.

@@ -24,7 +24,7 @@ import json, sys
 from keras_tx.cli import main
 code = main(sys.argv[1:])
 import keras
-loaded = [name for name in ("sklearn", "matplotlib", "tensorflow") if name in sys.modules]
+loaded = [name for name in ("sklearn", "matplotlib", "tensorflow", "jax", "sympy") if name in sys.modules]
 print(json.dumps([code, keras.backend.backend(), loaded]))
 """
 

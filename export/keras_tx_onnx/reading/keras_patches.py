@@ -211,6 +211,8 @@ def _replace_functions() -> None:
         usual = vars(keras.layers.Layer)[name]
         value = property(_dtype_of_layer(usual.fget), usual.fset, usual.fdel, usual.__doc__)
         _assign(keras.layers.Layer, name, value)
+    if keras.backend.backend() == "numpy":
+        _replace(keras.src.backend.numpy, "matmul", _matmul_of_numpy)
     for name, trace in CONTROL_FLOW.items():
         _replace(getattr(operations_core, name), "symbolic_call", _traced_by(trace))
     _replace(operations_core.Cond, "call", _call_of_cond)
@@ -374,6 +376,17 @@ def _einsum(usual: Any) -> Any:
         return usual(subscripts, *operands, **options)
 
     return einsum
+
+
+def _matmul_of_numpy(usual: Any) -> Any:
+    def matmul(x1: Any, x2: Any) -> Any:
+        # Keras copies both arguments twice, also weights, which takes as long as the product of a short text.
+        x1, x2 = (keras.ops.convert_to_tensor(x) if isinstance(x, keras.Variable) else x for x in (x1, x2))
+        if all(type(x) is np.ndarray and x.dtype == np.float32 for x in (x1, x2)):
+            return np.matmul(x1, x2)
+        return usual(x1, x2)
+
+    return matmul
 
 
 def _softmax(usual: Any) -> Any:
