@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -47,6 +47,8 @@ _LOCK = threading.Lock()
 _open_contexts = 0
 _replaced: list[tuple[Any, str, Any, Any]] = []  # owner, name, the former entry of its namespace, ours
 _ABSENT = object()
+# Modules without these functions that do not change. Looking at all modules, thousands, takes 10 ms or more.
+_without_functions: dict[str, Any] = {}
 # Packages with thousands of modules that import nothing of keras.ops.
 _WITHOUT_KERAS = sys.stdlib_module_names | {"google", "jax", "numpy", "scipy", "sympy", "tensorflow", "torch"}
 
@@ -161,12 +163,21 @@ def _replace_imported(make: dict[str, Callable[[Any], Any]]) -> None:
     functions = {name: getattr(keras.ops, name) for name in make}
     extended = {name: functools.wraps(usual)(make[name](usual)) for name, usual in functions.items()}
     for module_name, module in list(sys.modules.items()):
-        package = module_name.partition(".")[0]
-        if package not in _WITHOUT_KERAS and not module_name.startswith("keras.src.ops."):
-            space = getattr(module, "__dict__", {})
-            for name, usual in functions.items():
-                if space.get(name) is usual:
-                    _assign(module, name, extended[name])
+        if _without_functions.get(module_name) is module:
+            continue
+        package, space = module_name.partition(".")[0], getattr(module, "__dict__", {})
+        is_free = package in _WITHOUT_KERAS or module_name.startswith("keras.src.ops.")
+        names = [] if is_free else [name for name, usual in functions.items() if space.get(name) is usual]
+        for name in names:
+            _assign(module, name, extended[name])
+        if is_free or (not names and _is_installed(space)):
+            _without_functions[module_name] = module
+
+
+def _is_installed(space: Mapping[str, Any]) -> bool:
+    """Whether the namespace is that of a module of an installed package that is imported completely."""
+    is_partial = getattr(space.get("__spec__"), "_initializing", False)
+    return not is_partial and "site-packages" in str(space.get("__file__"))
 
 
 def _restore_functions() -> None:
