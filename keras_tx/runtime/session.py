@@ -58,7 +58,7 @@ class Session:
         weights: weights of the graph that another session has too; used on the CPU.
         content: the bytes of a graph to run instead of that of the file, whose external data it uses.
         lean: whether to keep weights as they are in the file, to return memory after each run, and to let
-            threads sleep while they wait. Such a session starts faster, needs less memory, and runs more slowly.
+            threads sleep while they wait. Such a session starts faster and needs less memory, but is slower.
 
     Attributes:
         provider: the provider that runs the graph.
