@@ -15,6 +15,7 @@ from keras_tx.processing import sentencepiece_folder
 from keras_tx.processing import tokenizer_kinds as kinds
 from keras_tx.processing.sentencepiece_file import read_model, remedy
 from keras_tx.processing.sentencepiece_tokenizer import sentencepiece_tokenizer
+from keras_tx.processing.special_tokens import frame_of
 
 SPECIAL_TOKENS = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token", "bos_token", "eos_token")
 OURS = "keras_tx"  # the key for our options, which Hugging Face ignores
@@ -65,6 +66,9 @@ def files_of(transform: Any) -> dict[str, str]:
             "tokenize_chinese_chars": normalizer["handle_chinese_chars"],
         }
     tokenizer = Tokenizer.from_str(transform.tokenizer)
+    if _begins_texts(tokenizer, special.get("bos_token")):
+        # Without it, the text-generation pipeline of transformers.js adds no special tokens.
+        config["add_bos_token"] = True
     target = transform.target_tokenizer
     return {
         contract.TOKENIZER: _pretty(transform.tokenizer),
@@ -73,6 +77,14 @@ def files_of(transform: Any) -> dict[str, str]:
         contract.SPECIAL_TOKENS: _json(special),
         **_vocabulary_files(tokenizer),
     }
+
+
+def _begins_texts(tokenizer: Tokenizer, token: str | None) -> bool:
+    """Whether a tokenizer adds this token before each text, and no token behind it."""
+    if token is None:
+        return False
+    before, after = frame_of(tokenizer, pair=False).special
+    return before.tolist() == [tokenizer.token_to_id(token)] and not len(after)
 
 
 def is_plain_wordpiece(tokenizer: str, special: Mapping[str, str]) -> bool:

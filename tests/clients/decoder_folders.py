@@ -66,7 +66,7 @@ def make(out: Path, name: str) -> dict[str, dict[str, Any]]:
 
     def answer(precision: str) -> dict[str, Any]:
         with load(out / name, provider="cpu", precision=precision) as loaded:
-            case = _continued(loaded, model.task, together=precision == "fp32")
+            case = continued(loaded, model.task, together=precision == "fp32")
             return {**case, "new_ids_of_adapters": _with_adapters(loaded, case["ids"])}
 
     return precisions.cases(name, answer, model.task)
@@ -90,7 +90,7 @@ def _with_adapters(loaded: Any, ids: list[list[int]]) -> dict[str, list[list[int
     }
 
 
-def _continued(loaded: Any, task: str, together: bool) -> dict[str, Any]:
+def continued(loaded: Any, task: str, together: bool) -> dict[str, Any]:
     """With all texts `together`, or one by one: int8-dynamic computes its ranges from the whole batch."""
     with_text = loaded.tokenizer is not None
     ids = [GPT_2.encode([prompt])[0].ids.tolist() for prompt in PROMPTS]
@@ -105,6 +105,9 @@ def _continued(loaded: Any, task: str, together: bool) -> dict[str, Any]:
     return {
         "kind": "decoders",
         "task": task,
+        "refused_by": [],
+        "byte_fallback": False,
+        "distances": False,
         "prompts": PROMPTS if with_text else None,
         "together": together,
         "ids": ids,

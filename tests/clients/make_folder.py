@@ -17,6 +17,7 @@ from tests.clients import (
     documented,
     encoder_decoder_folders,
     execution_targets,
+    keras_hub_folders,
     picture_folders,
     text_folders,
 )
@@ -27,7 +28,13 @@ def main(out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     cases = {
         name: case
-        for kind in (picture_folders, text_folders, decoder_folders, encoder_decoder_folders)
+        for kind in (
+            picture_folders,
+            text_folders,
+            decoder_folders,
+            encoder_decoder_folders,
+            keras_hub_folders,
+        )
         for folder in kind.CASES
         for name, case in kind.make(out, folder).items()
     }

@@ -31,10 +31,11 @@ def decoders(folder: Path, case: dict[str, Any], comparison: Comparison) -> None
     if case["prompts"] is None:
         return
     tokenizer = genai.Tokenizer(model)
+    tokenizer.update_options(add_special_tokens="true")
     ids = [tokenizer.encode(prompt) for prompt in case["prompts"]]
     comparison.same("ids", [row.tolist() for row in ids], case["ids"])
     comparison.same("decoded", [tokenizer.decode(row) for row in ids], case["prompts"])
-    if not case["together"]:
+    if not case["together"] or case["distances"]:
         return
     # It pads behind the texts; a padding token in front of one is text to it.
     rows, _ = generated(model, tokenizer.encode_batch(case["prompts"]).as_numpy(), case)

@@ -154,7 +154,11 @@ def decoders(folder: Path, case: dict[str, Any], comparison: Comparison) -> None
         comparison.same("tokens of a batch", row[: len(expected)], expected)
     ask = pipeline("text-generation", model=model, tokenizer=tokenizer)
     answers = ask(case["prompts"], return_full_text=False, **options)
-    comparison.same("pipeline", [got[0]["generated_text"] for got in answers], case["new_texts"])
+    texts, made = case["new_texts"], [got[0]["generated_text"] for got in answers]
+    if case["byte_fallback"]:  # it writes bytes that are no character in another way, and keeps a first space
+        texts = tokenizer.batch_decode(case["new_ids"], skip_special_tokens=True)
+        made = [text.removeprefix(" ") for text in made]
+    comparison.same("pipeline", made, texts)
 
 
 def encoder_decoders(folder: Path, case: dict[str, Any], comparison: Comparison) -> None:

@@ -61,10 +61,10 @@ class Case:
         keras.utils.set_random_seed(0)
         backbone = getattr(models, f"{self.name}Backbone")(**{**common, **self.sizes})
         model = redraw(getattr(models, f"{self.name}CausalLM")(backbone=backbone, preprocessor=preprocessor))
-        return _varied(model, self.embeddings)
+        return varied(model, self.embeddings)
 
 
-def _varied(model: Any, factor: float) -> Any:
+def varied(model: Any, factor: float) -> Any:
     """The model with weights of which the next token depends on all tokens, and not on biases alone."""
     for weight in model.trainable_weights:
         if weight.path.endswith(("bias", "beta")):
@@ -392,7 +392,7 @@ HEADS: dict[str, Callable[[Any, Any], Any]] = {
 @pytest.mark.parametrize("head", HEADS)
 def test_only_the_input_of_the_head_is_cut(head: str, tmp_path):
     """The last block and the table of tokens are called before, too."""
-    model = _varied(of_blocks(decoder_block(), HEADS[head]), 3.0)
+    model = varied(of_blocks(decoder_block(), HEADS[head]), 3.0)
     report = export_onnx(model, tmp_path / "out")
     assert report.manifest.parity is not None
     assert any("last token alone" in case for case in report.manifest.parity.cases)
@@ -500,7 +500,7 @@ DISTANCES: dict[str, Callable[[Any, Any], Any]] = {
 
 @pytest.mark.parametrize("block", DISTANCES)
 def test_masks_of_distances(block: str, tmp_path):
-    model = _varied(of_blocks(DISTANCES[block]), 3.0)
+    model = varied(of_blocks(DISTANCES[block]), 3.0)
     export_onnx(model, tmp_path / "out")
     batch = opened(tmp_path / "out").generate(list(map(list, PROMPTS)), max_new_tokens=NEW_TOKENS)
     assert [text.ids for text in batch] == without_cache(model)

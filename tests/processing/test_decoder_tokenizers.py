@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 
 import keras_tx
+from keras_tx import contract
 from keras_tx.errors import ConfigError
 from keras_tx.processing import TextTransform, train_byte_bpe
 from keras_tx.runtime import load
@@ -114,6 +115,23 @@ def test_folders_of_a_model_have_the_tokenizer(kind: str, tmp_path):
         assert "".join(poet.stream("The cat", max_new_tokens=12, stop_tokens=[])) == made.text
     ids = theirs("The cat")["input_ids"]
     assert keras_tx.generate(model, ids, max_new_tokens=12, stop_tokens=[]).ids == made.ids
+
+
+@pytest.mark.parametrize("begins", [True, False])
+def test_folders_say_whether_texts_begin_with_a_token(begins: bool, tmp_path):
+    """transformers.js reads it in its text-generation pipeline."""
+    special = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
+    transform = train_byte_bpe(CORPUS, 330, **special)
+    if begins:
+        tokenizer = Tokenizer.from_str(transform.tokenizer)
+        tokenizer.post_processor = processors.TemplateProcessing(  # type: ignore
+            single="<s> $A", pair="<s> $A <s> $B", special_tokens=[("<s>", transform.id_of("<s>"))]
+        )
+        transform = dataclasses.replace(transform, tokenizer=tokenizer.to_str())
+    transform.save(tmp_path)
+    config = json.loads((tmp_path / contract.TOKENIZER_CONFIG).read_text())
+    assert config.get("add_bos_token", False) == begins
+    assert_same(transform, transformers.AutoTokenizer.from_pretrained(tmp_path))
 
 
 @pytest.mark.parametrize(("kind", "reason"), [("qwen2", "of 'Qwen2Tokenizer'"), ("gpt1", "with </w>")])
