@@ -21,6 +21,7 @@ from keras_tx.runtime.folder import (
     verify_hashes,
 )
 from keras_tx_onnx.export import checked_precisions
+from keras_tx_onnx.quantizing import validation_texts
 from keras_tx_onnx.quantizing.auto_precision import PrecisionReport, candidates, choose
 from keras_tx_onnx.quantizing.precision_files import Options, PrecisionWriter, misplaced
 from keras_tx_onnx.report import precision_rows
@@ -67,10 +68,11 @@ def quantize(
             within the tolerance of fp32's. The report is returned, and stored in the folder as JSON.
         keep: paths of layers that stay in fp32, such as "block_0/feed_forward/up", or "block_0" for all
             of its layers.
-        calibration: batches from which "int8" computes fixed ranges, so that no sample depends on the others
-            of its batch: an array, a dict of arrays by input name, or an iterable of either, such as a
-            tf.data.Dataset. Without it, each range is computed when the graph runs, over the whole batch. A
-            decoder has no fixed ranges.
+        calibration: an array, a dict of arrays by input name, an iterable of either, such as a
+            tf.data.Dataset of batches, or a list of texts for the tokenizer of the folder. "int4" of a
+            decoder is rounded on them (GPTQ), which keeps more of fp32's answers. "int8" of other models gets
+            fixed ranges from them, so that no sample depends on the others of its batch; without them, each
+            range is computed when the graph runs, over the whole batch.
         examples: a batch on which the files are compared; by default the first of the calibration, or random
             inputs.
         validation: for "auto": (inputs, targets) as arrays, an iterable of such batches, or a list of texts
@@ -107,11 +109,14 @@ def quantize(
             "only."
         )
     requested = None if auto else _below_fp32(precision)
-    options = Options(_layer_paths(keep), calibration, examples)
+    options = Options(_layer_paths(keep), calibration, examples=examples)
     opened = open_folder(Path(folder).absolute())
     task = opened.manifest.task
     names = candidates(task) if requested is None else requested
     _check_options(names, options.keep, calibration, task)
+    if validation_texts.are_texts(calibration):
+        batches, data = validation_texts.batches_of_texts(opened, calibration, "calibration")
+        options = dataclasses.replace(options, calibration=batches, calibration_name=data)
     _check_misplaced(opened, names)
     if opened.precision != "fp32":
         by_keras = opened.precision not in opened.manifest.variants
@@ -170,8 +175,6 @@ def _check_options(names: Sequence[str], keep: Sequence[str], calibration: objec
     listed = ", ".join(names)
     if keep and set(names) == {"fp16"}:
         raise ConfigError(f"keep has no effect for precision {listed}, which quantizes no layer. Remove it.")
-    if calibration is not None and ("int8" not in names or task == contract.TEXT_GENERATION):
-        users = "int8 of models other than decoders"
-        raise ConfigError(
-            f"calibration has no effect for precision {listed}: only {users} uses it. Remove it."
-        )
+    if calibration is not None and ("int4" if task == contract.TEXT_GENERATION else "int8") not in names:
+        users = "int4 of decoders, and int8 of other models"
+        raise ConfigError(f"calibration has no effect for precision {listed}: {users}, use it. Remove it.")

@@ -27,7 +27,8 @@ keras_tx.runtime.load(FOLDER, precision="int8"), runs one of them.
                batch, so that a sample depends slightly on the others. --calibration fixes the ranges
   int8-blocks  of models other than decoders: 8-bit weights in blocks of 32; samples are independent
   int8-dynamic of decoders: one input range for each layer; fast prefill, and other tokens than fp32
-  int4         4-bit weights in blocks of 32; smallest, and fastest where a decoder writes token by token
+  int4         4-bit weights in blocks of 32; smallest, and fastest where a decoder writes token by token;
+               of a decoder, rounding on --data keeps more of its answers
   auto         measures size, time and agreement with fp32 of all of them on --data, and keeps the fastest
                that loses at most --tolerance
 """
@@ -35,6 +36,7 @@ EPILOG = """\
 examples:
   keras-tx quantize flowers --precision int8
   keras-tx quantize poet --precision int8 int4
+  keras-tx quantize poet --precision int4 --data texts.txt              rounded on texts, one in each line
   keras-tx quantize flowers --precision int8 --keep logits block_11     these layers stay in fp32
   keras-tx quantize flowers --precision int8 --calibration some.npz     arrays by input name, a row per sample
   keras-tx quantize poet --precision auto --data texts.txt              a text in each line
@@ -56,9 +58,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="one or several of fp16, int8, int8-blocks, int8-dynamic and int4, or auto",
     )
     parser.add_argument("--keep", nargs="+", default=(), metavar="LAYER", help="layers that stay in fp32")
-    parser.add_argument("--calibration", metavar="FILE.npz", help="inputs for the fixed ranges of int8")
     parser.add_argument(
-        "--data", metavar="FILE", help="of auto: texts in a .txt or .csv file, or arrays in a .npz file"
+        "--calibration",
+        metavar="FILE.npz",
+        help="inputs for the fixed ranges of int8, or of a decoder for the rounding of int4",
+    )
+    parser.add_argument(
+        "--data",
+        metavar="FILE",
+        help="texts in a .txt or .csv file, or arrays in a .npz file: of auto, to measure on; of other "
+        "precisions, the calibration",
     )
     parser.add_argument("--column", metavar="NAME", help="the column of texts in a .csv file")
     parser.add_argument(
@@ -77,6 +86,8 @@ def execute(arguments: argparse.Namespace) -> int:
         options["calibration"] = batches("--calibration", arguments.calibration)
     if automatic:
         options |= _validation(arguments)
+    elif arguments.data is not None:
+        options["calibration"] = _calibration(arguments)
     with quiet_start():
         from keras_tx_onnx import quantize
     print(quantize(arguments.folder, AUTO if automatic else arguments.precision, **options))
@@ -89,9 +100,12 @@ def _check(arguments: argparse.Namespace, automatic: bool) -> None:
         raise InputError(f"--precision is {' '.join(arguments.precision)}. Pass auto alone.")
     if automatic and arguments.data is None:
         raise InputError("--precision auto requires --data: a file of texts, or arrays in a .npz file.")
-    for name in ("data", "column", "tolerance"):
-        if not automatic and getattr(arguments, name) is not None:
-            raise InputError(f"--{name} requires --precision auto. Omit it.")
+    if not automatic and arguments.tolerance is not None:
+        raise InputError("--tolerance requires --precision auto. Omit it.")
+    if arguments.data is None and arguments.column is not None:
+        raise InputError("--column requires --data. Omit it.")
+    if not automatic and arguments.data is not None and arguments.calibration is not None:
+        raise InputError("--data and --calibration are both the calibration here. Pass one of them.")
 
 
 def _validation(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -99,16 +113,29 @@ def _validation(arguments: argparse.Namespace) -> dict[str, Any]:
     from keras_tx.runtime.folder import read_manifest
 
     options = {} if arguments.tolerance is None else {"tolerance": arguments.tolerance}
-    if Path(arguments.data).suffix.lower() != ".npz":
+    if not _is_npz(arguments):
         return {**options, "validation": _texts(arguments.data, arguments.column)}
-    if arguments.column is not None:
-        raise InputError(f"--column is {arguments.column!r}, but --data is a .npz file. Omit it.")
     parts = batches("--data", arguments.data)
     pairs = [({k: x for k, x in part.items() if k != TARGETS}, part.get(TARGETS)) for part in parts]
     without = (
         TARGETS not in parts[0] and read_manifest(Path(arguments.folder)).task != contract.TEXT_GENERATION
     )
     return {**options, "validation": pairs, "metric": "agreement" if without else None}
+
+
+def _calibration(arguments: argparse.Namespace) -> list[Any]:
+    """The texts or batches of --data."""
+    if not _is_npz(arguments):
+        return _texts(arguments.data, arguments.column)
+    return batches("--data", arguments.data)
+
+
+def _is_npz(arguments: argparse.Namespace) -> bool:
+    if Path(arguments.data).suffix.lower() != ".npz":
+        return False
+    if arguments.column is not None:
+        raise InputError(f"--column is {arguments.column!r}, but --data is a .npz file. Omit it.")
+    return True
 
 
 def _texts(file: str, column: str | None) -> list[str]:

@@ -114,6 +114,16 @@ def test_choice_on_texts(tx, poet, tmp_path):
     assert f"{rows['int4']['agreement']:.2%}" in ran.out and "windows of 32" in ran.out
 
 
+def test_rounding_on_texts(tx, poet, tmp_path):
+    (tmp_path / "texts.txt").write_text("\n".join(CORPUS * 3), encoding="utf-8")
+    ran = tx("quantize", poet, "--precision", "int4", "--data", tmp_path / "texts.txt")
+    assert (ran.code, ran.err) == (0, "")
+    recipe = open_folder(poet).manifest.variants["int4"].recipe
+    assert "rounded on" in recipe and "tokens in windows of 32" in recipe and recipe in ran.out
+    ran = tx("quantize", poet, "--precision", "int8", "--data", tmp_path / "texts.txt")
+    assert ran.code == 2 and "calibration has no effect for precision int8" in ran.err
+
+
 def test_choice_on_a_column_of_a_table(tx, poet, tmp_path):
     (tmp_path / "texts.csv").write_text(
         "text,label\nthe cat sat on the mat,1\nAda lives,0\n", encoding="utf-8"
@@ -144,7 +154,9 @@ def test_choice_on_arrays(tx, flowers, tmp_path):
     [
         (("auto",), "requires --data"),
         (("auto", "int8", "--data", "x.txt"), "Pass auto alone"),
-        (("int8", "--data", "x.txt"), "--data requires --precision auto"),
+        (("int8", "--column", "text"), "--column requires --data"),
+        (("int4", "--data", "x.txt", "--calibration", "x.npz"), "Pass one of them"),
+        (("int4", "--data", "missing.txt"), "missing.txt does not exist"),
         (("int8", "--tolerance", "1"), "--tolerance requires --precision auto"),
         (("auto", "--data", "missing.txt"), "missing.txt does not exist"),
     ],

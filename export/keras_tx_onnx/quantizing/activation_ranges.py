@@ -7,22 +7,20 @@ product alone, and is compared with the error of rounding to its steps.
 from __future__ import annotations
 
 import dataclasses
-import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from keras_tx.errors import ExportError
-from keras_tx.runtime.session import Session
 from keras_tx_onnx import tolerances
 from keras_tx_onnx.graph.editor import GraphEditor
 from keras_tx_onnx.graph.first_call import load_first_call
 from keras_tx_onnx.quantizing import products
 from keras_tx_onnx.quantizing.calibration_inputs import Feed
 from keras_tx_onnx.quantizing.int8 import Range
+from keras_tx_onnx.quantizing.probe import Probe
 from keras_tx_onnx.quantizing.recipes import Recipe
 
 FLOAT = ir.DataType.FLOAT
@@ -54,7 +52,7 @@ def ranges(path: Path, keep: Sequence[str], batches: Iterable[Feed]) -> dict[str
     editor = GraphEditor(model.graph)
     results = [_reduced(editor, op, x) for x in inputs for op in ("ReduceMin", "ReduceMax")]
     ranges: dict[str, Range] = {}
-    with _Probe(model, results) as probe:
+    with Probe(model, results) as probe:
         for batch in batches:
             pairs = np.reshape(np.asarray(probe.run(batch), "float64"), (-1, 2))
             for x, (low, high) in zip(inputs, pairs, strict=True):
@@ -74,7 +72,7 @@ def largest(path: Path, batch: Feed) -> dict[str, float]:
     editor = GraphEditor(model.graph)
     values = [x for node in list(model.graph) for x in node.outputs if x.dtype == FLOAT]
     results = [_reduced(editor, op, x) for x in values for op in ("ReduceMin", "ReduceMax")]
-    with _Probe(model, results) as probe:
+    with Probe(model, results) as probe:
         pairs = np.reshape(probe.run(batch), (-1, 2))
     # Of an empty value, the smallest number is above the largest.
     sizes = np.where(pairs[:, 0] > pairs[:, 1], 0, np.abs(pairs).max(axis=1))
@@ -91,7 +89,7 @@ def errors(path: Path, recipe: Recipe, keep: Sequence[str], batch: Feed) -> list
         return []
     sums = [_sums_of(editor, old, new) for old, new in editor.replacements.values()]
     inputs = [_statistics_of(editor, product.x) for product in plan.products]
-    with _Probe(model, [value for group in (*sums, *inputs) for value in group]) as probe:
+    with Probe(model, [value for group in (*sums, *inputs) for value in group]) as probe:
         numbers = iter([float(x) for x in probe.run(batch)])
     measured = {
         node: [next(numbers) for _ in group] for node, group in zip(editor.replacements, sums, strict=True)
@@ -185,32 +183,3 @@ def _statistics_of(editor: GraphEditor, x: ir.Value) -> list[ir.Value]:
         *(_reduced(editor, op, x) for op in ("ReduceMin", "ReduceMax", "ReduceSumSquare")),
         _size(editor, x),
     ]
-
-
-class _Probe:
-    """A session that computes only some values of a graph."""
-
-    def __init__(self, model: ir.Model, values: Sequence[ir.Value]):
-        model.graph.outputs.clear()
-        model.graph.outputs.extend(values)
-        self._names = [str(value.name) for value in values]
-        self._folder = tempfile.TemporaryDirectory()
-        path = Path(self._folder.name, "probe.onnx")
-        try:
-            ir.save(model, path, external_data="probe.onnx_data")
-            self._session = Session(path, provider="cpu")
-        except BaseException:
-            self._folder.cleanup()
-            raise
-
-    def run(self, batch: Mapping[str, np.ndarray]) -> list[Any]:
-        """The values on a batch, in order."""
-        outputs = self._session.run(batch)
-        return [outputs[name] for name in self._names]
-
-    def __enter__(self) -> _Probe:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._session.close()
-        self._folder.cleanup()

@@ -17,11 +17,11 @@ from keras_tx.runtime.session import Session
 from keras_tx_onnx import tolerances
 from keras_tx_onnx.graph.model_file import check_graph, write_graph
 from keras_tx_onnx.graph.passes import infer_shapes
-from keras_tx_onnx.quantizing import activation_ranges, agreement, products, recipes
+from keras_tx_onnx.quantizing import activation_ranges, agreement, calibrated_blocks, products, recipes
 from keras_tx_onnx.quantizing.calibration_inputs import Feed
 from keras_tx_onnx.quantizing.float16 import NEAR_THE_END
 from keras_tx_onnx.quantizing.int8 import BLOCK, Int8Recipe, Range
-from keras_tx_onnx.quantizing.offset_blocks import OffsetRecipe
+from keras_tx_onnx.quantizing.offset_blocks import Blocks, OffsetRecipe
 from keras_tx_onnx.quantizing.weight_blocks import BlockRecipe
 
 # The largest error of an int8 layer, relative to its result. MiniLM's layers lose up to 0.07. In a trained
@@ -52,8 +52,10 @@ class GraphQuantizer:
         specs: its inputs and outputs, by the manifest.
         examples: the versions are compared on all of them; the errors of layers are measured on the first.
         keep: layers that stay in fp32.
-        calibration: batches for the ranges of int8; None computes the ranges when the graph runs.
+        calibration: batches for the ranges of int8, which without them are computed when the graph runs, and
+            for the rounding of a decoder's int4.
         task: of the model, which decides how int8 is made.
+        calibration_name: describes the calibration in the manifest.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class GraphQuantizer:
         keep: Sequence[str] = (),
         calibration: Sequence[Feed] | None = None,
         task: str | None = None,
+        calibration_name: str = "",
     ):
         self.source = source
         self._specs = specs
@@ -71,8 +74,10 @@ class GraphQuantizer:
         self._keep = tuple(keep)
         self._calibration = calibration
         self._task = task
+        self._calibration_name = calibration_name
         self._in_blocks: tuple[str, ...] = ()  # layers of int8
         self._ranges: dict[str, Range] | None = None
+        self._calibrated: dict[str, Blocks] | None = None  # by weight, of int4
 
     def write(self, precision: str, path: Path, also_keep: Sequence[str] = ()) -> contract.Variant:
         """Writes and compares the graph of a precision.
@@ -133,12 +138,22 @@ class GraphQuantizer:
 
     def _recipe(self, precision: str) -> recipes.Recipe:
         if precision == "int4" and self._task == contract.TEXT_GENERATION:
-            return OffsetRecipe(self._vocabulary_size(), BLOCK)
+            return self._offset_recipe()
         if not self._has_ranges(precision):
             return BlockRecipe(4 if precision == "int4" else 8, BLOCK)
         if self._ranges is None and self._calibration is not None:
             self._ranges = activation_ranges.ranges(self.source, self._keep, self._calibration)
         return Int8Recipe(self._ranges, self._in_blocks)
+
+    def _offset_recipe(self) -> OffsetRecipe:
+        vocabulary_size = self._vocabulary_size()
+        if self._calibrated is None and self._calibration is not None:
+            uncalibrated = OffsetRecipe(vocabulary_size, BLOCK)
+            self._calibrated = calibrated_blocks.calibrated(
+                self.source, self._keep, self._calibration, BLOCK, uncalibrated.has_offsets
+            )
+            self._calibration_name = self._calibration_name or calibrated_blocks.described(self._calibration)
+        return OffsetRecipe(vocabulary_size, BLOCK, self._calibrated, self._calibration_name)
 
     def _vocabulary_size(self) -> int:
         (logits,) = (spec for spec in self._specs[1] if spec.name == contract.LOGITS)

@@ -8,7 +8,7 @@ llama.cpp, keep their values.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,14 +16,18 @@ import onnx_ir as ir
 
 from keras_tx_onnx.graph.editor import GraphEditor
 from keras_tx_onnx.graph.integer_blocks import packed_halves
+from keras_tx_onnx.quantizing.block_ranges import searched, steps_of
 from keras_tx_onnx.quantizing.products import Plan, Product, tied_notes, weight_array
 from keras_tx_onnx.quantizing.weight_blocks import FLOAT, ROWS_PER_STEP, BlockQuantizer, BlockRecipe
 
-BITS, LARGEST, MIDDLE = 4, 15, 8  # of a step
+BITS, MIDDLE = 4, 8  # of a step
+
+# (outer, blocks, bytes), and scale and smallest number of each block (outer, blocks)
+Blocks = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
-def offset_blocks(rows: np.ndarray, block: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Rows (outer, inner) as (outer, blocks, bytes), and scale and smallest number of each block."""
+def offset_blocks(rows: np.ndarray, block: int) -> Blocks:
+    """Rows (outer, inner) in blocks, each rounded alone."""
     parts = [
         _rounded(rows[start : start + ROWS_PER_STEP], block) for start in range(0, len(rows), ROWS_PER_STEP)
     ]
@@ -31,32 +35,56 @@ def offset_blocks(rows: np.ndarray, block: int) -> tuple[np.ndarray, np.ndarray,
     return np.concatenate(steps), np.concatenate(scales), np.concatenate(least)
 
 
-def _rounded(rows: np.ndarray, block: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    blocks = rows.astype("float32").reshape(len(rows), -1, block)
-    least = blocks.min(axis=2)
-    scales = (blocks.max(axis=2) - least) / np.float32(LARGEST)
-    divisors = np.where(scales == 0, np.float32(1), scales)
-    steps = np.rint((blocks - least[..., None]) / divisors[..., None])
-    return packed_halves(np.clip(steps, 0, LARGEST).astype("uint8")), scales, least
+def _rounded(rows: np.ndarray, block: int) -> Blocks:
+    blocks = rows.astype("float32").reshape(-1, block)
+    scales, least = searched(blocks)
+    steps = steps_of(blocks, scales[:, None], least[:, None]).astype("uint8").reshape(rows.shape)
+    shape = (len(rows), -1)
+    return packed(steps, block), scales.reshape(shape), least.reshape(shape)
+
+
+def packed(steps: np.ndarray, block: int) -> np.ndarray:
+    """Steps (outer, inner) as bytes (outer, blocks, bytes)."""
+    return packed_halves(steps.reshape(len(steps), -1, block))
 
 
 class OffsetRecipe:
-    """Stores weights in 4-bit blocks with offsets, and those of tokens and logits in 8-bit blocks."""
+    """Stores weights in 4-bit blocks with offsets, and those of tokens and logits in 8-bit blocks.
 
-    def __init__(self, vocabulary_size: int, block: int):
+    Args:
+        vocabulary_size: of the logits.
+        block: numbers that share a scale.
+        calibrated: blocks that were rounded on calibration data, by the weight's name.
+        data: describes the calibration data.
+    """
+
+    def __init__(
+        self,
+        vocabulary_size: int,
+        block: int,
+        calibrated: Mapping[str, Blocks] | None = None,
+        data: str = "",
+    ):
         self.name = f"4 bits in blocks of {block} with offsets, 8 bits for tokens and logits"
+        if calibrated is not None:
+            self.name += f", rounded on {data}"
         self._vocabulary_size, self._block = vocabulary_size, block
+        self._calibrated = calibrated or {}
         self._tables = BlockRecipe(8, block)
 
     def apply(self, editor: GraphEditor, plan: Plan) -> list[str]:
         of_tokens = BlockQuantizer(editor, 8, self._block)
-        of_others = _OffsetQuantizer(editor, self._block)
+        of_others = _OffsetQuantizer(editor, self._block, self._calibrated)
         for product in plan.products:
             is_head = product.sizes[1] == self._vocabulary_size
             (of_tokens if is_head else of_others).quantize_product(product)
         for lookup in plan.lookups:
             of_tokens.quantize_lookup(lookup)
         return [*tied_notes(plan), *of_others.notes()]
+
+    def has_offsets(self, product: Product) -> bool:
+        """Whether a product has 4-bit blocks with offsets."""
+        return product.sizes[1] != self._vocabulary_size and _reason_against(product, self._block) is None
 
     def squared_steps(self, kernel: np.ndarray) -> np.ndarray:
         inner, outer = kernel.shape
@@ -71,8 +99,9 @@ class OffsetRecipe:
 class _OffsetQuantizer(BlockQuantizer):
     """Replaces products by those with blocks and offsets; blocks must not be partial."""
 
-    def __init__(self, editor: GraphEditor, block: int):
+    def __init__(self, editor: GraphEditor, block: int, calibrated: Mapping[str, Blocks]):
         super().__init__(editor, BITS, block)
+        self._calibrated = calibrated
         self._in_8_bits = BlockQuantizer(editor, 8, block)
         self._without_offsets: dict[str, dict[str, None]] = {}  # layers, by the reason
 
@@ -84,11 +113,7 @@ class _OffsetQuantizer(BlockQuantizer):
         ]
 
     def quantize_product(self, product: Product) -> None:
-        reason = None
-        if product.sizes[0] % self._block:
-            reason = "the last block is partial"
-        elif product.x.shape is None:
-            reason = "the shape of the input is unknown"
+        reason = _reason_against(product, self._block)
         if reason is None:
             super().quantize_product(product)
         else:
@@ -120,7 +145,10 @@ class _OffsetQuantizer(BlockQuantizer):
 
         def make() -> tuple[ir.Value, ir.Value, ir.Value]:
             array, name = weight_array(weight), str(weight.name)
-            steps, scales, least = offset_blocks(array if transposed else array.T, self._block)
+            blocks = self._calibrated.get(name)
+            if blocks is None:
+                blocks = offset_blocks(array if transposed else array.T, self._block)
+            steps, scales, least = blocks
             offsets = np.ascontiguousarray((least + MIDDLE * scales).T)
             store = self._editor.initializer
             return (
@@ -130,3 +158,10 @@ class _OffsetQuantizer(BlockQuantizer):
             )
 
         return self._editor.once((weight, transposed, "offsets"), make)
+
+
+def _reason_against(product: Product, block: int) -> str | None:
+    """Why a product cannot have blocks with offsets."""
+    if product.sizes[0] % block:
+        return "the last block is partial"
+    return "the shape of the input is unknown" if product.x.shape is None else None

@@ -19,7 +19,7 @@ from keras_tx.runtime.session import Session
 from keras_tx.runtime.shared_cache import shared_cache_difference
 from keras_tx_onnx.graph.model_file import check_graph
 from keras_tx_onnx.graph.shared_cache import note_of, write_shared
-from keras_tx_onnx.quantizing import activation_ranges, calibration_inputs, products
+from keras_tx_onnx.quantizing import activation_ranges, calibrated_blocks, calibration_inputs, products
 from keras_tx_onnx.quantizing.calibration_inputs import Feed
 from keras_tx_onnx.quantizing.graph_quantizer import Example, GraphQuantizer
 
@@ -32,12 +32,14 @@ class Options:
 
     Attributes:
         keep: layers that stay in fp32.
-        calibration: batches for the ranges of int8.
+        calibration: batches for the ranges of int8 and for the rounding of a decoder's int4.
+        calibration_name: describes these batches, for the manifest.
         examples: a batch on which to compare the files; random inputs if it is None.
     """
 
     keep: tuple[str, ...] = ()
     calibration: Any = None
+    calibration_name: str = ""
     examples: Any = None
 
 
@@ -230,6 +232,8 @@ def _path(source: Path, precision: str) -> Path:
 def _of_graph(folder: Path, manifest: contract.Manifest, options: Options) -> list[GraphQuantizer]:
     source = folder / manifest.precisions["fp32"]
     calibration, batches = _batches(options, manifest.inputs, [ir.load(source).graph])
+    if manifest.task == contract.TEXT_GENERATION:  # its logits are many times as large as its inputs
+        batches = (next(calibrated_blocks.parts_of(batch)) for batch in batches)
     adapters = _adapters(folder, [x.file for x in manifest.adapters.values()])
     with Session(source, provider="cpu") as session:
 
@@ -240,7 +244,8 @@ def _of_graph(folder: Path, manifest: contract.Manifest, options: Options) -> li
 
         examples = _first_that_runs(batches, run)
     specs = (manifest.inputs, manifest.outputs)
-    return [GraphQuantizer(source, specs, examples, options.keep, calibration, manifest.task)]
+    name = options.calibration_name
+    return [GraphQuantizer(source, specs, examples, options.keep, calibration, manifest.task, name)]
 
 
 def _of_encoder_and_decoder(

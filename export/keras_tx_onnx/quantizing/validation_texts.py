@@ -1,4 +1,4 @@
-"""Validation batches from texts, with the tokenizer of a folder."""
+"""Batches from texts, for validation and calibration, with the tokenizer of a folder."""
 
 from __future__ import annotations
 
@@ -26,41 +26,48 @@ ENCODERS = (
 )
 
 
-def are_texts(validation: object) -> bool:
-    """Whether validation data are texts, and not arrays."""
-    return isinstance(validation, (list, tuple)) and any(isinstance(x, str) for x in validation)
+def are_texts(data: object) -> bool:
+    """Whether data are texts, and not arrays."""
+    return isinstance(data, (list, tuple)) and any(isinstance(x, str) for x in data)
 
 
-def batches_of_texts(folder: Folder, texts: Sequence[str]) -> tuple[list[dict[str, np.ndarray]], str]:
+def batches_of_texts(
+    folder: Folder, texts: Sequence[str], name: str = "validation"
+) -> tuple[list[dict[str, np.ndarray]], str]:
     """Inputs by name, batch by batch, and a description of them.
 
     A decoder's texts are joined by newlines and cut into windows, of which the first are used.
+
+    Args:
+        folder: with the tokenizer.
+        texts: as they are.
+        name: of the argument, for errors.
 
     Raises:
         ConfigError: if the folder has no tokenizer or needs more than texts, or if the texts are too short.
     """
     if not all(isinstance(text, str) for text in texts):
-        raise ConfigError("validation has texts and other values, expected a list of texts.")
+        raise ConfigError(f"{name} has texts and other values, expected a list of texts.")
     task = folder.manifest.task
     if task not in (contract.TEXT_GENERATION, *ENCODERS):
         raise ConfigError(
-            f"validation is a list of texts, which the task {task!r} does not accept alone. Pass "
-            "(inputs, targets) as arrays."
+            f"{name} is a list of texts, which the task {task!r} does not accept alone. Pass arrays"
+            f"{' as (inputs, targets)' if name == 'validation' else ' by input name'}."
         )
     if folder.tokenizer is None:
         raise ConfigError(
-            f"validation is a list of texts, but {folder.path} has no tokenizer. Pass arrays of ids as "
+            f"{name} is a list of texts, but {folder.path} has no tokenizer. Pass arrays of ids as "
             '{"input_ids": ids}.'
         )
-    return _windows(folder, texts) if task == contract.TEXT_GENERATION else _rows(folder, texts)
+    return _windows(folder, texts, name) if task == contract.TEXT_GENERATION else _rows(folder, texts)
 
 
-def _windows(folder: Folder, texts: Sequence[str]) -> tuple[list[dict[str, np.ndarray]], str]:
+def _windows(folder: Folder, texts: Sequence[str], name: str) -> tuple[list[dict[str, np.ndarray]], str]:
     assert folder.tokenizer is not None
     vocabulary_size = next(int(x.shape[-1]) for x in folder.manifest.outputs if x.name == contract.LOGITS)
     ids = read_checked_tokenizer(folder.tokenizer, vocabulary_size).encode("\n".join(texts)).ids
     if len(ids) < 2:
-        raise ConfigError(f"validation has texts of {len(ids)} tokens in total, expected 2 or more.")
+        raise ConfigError(f"{name} has texts of {len(ids)} tokens in total, expected 2 or more.")
     size = min(WINDOW, context_of(folder), len(ids))
     count = min(WINDOWS, len(ids) // size)
     rows = np.array(ids[: count * size], "int64").reshape(count, size)

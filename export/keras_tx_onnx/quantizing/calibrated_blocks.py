@@ -1,0 +1,114 @@
+"""4-bit blocks of a decoder's products, rounded on calibration data.
+
+The second moments of the products' inputs are measured inside the fp32 graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from keras_tx import contract
+from keras_tx.errors import ExportError
+from keras_tx_onnx.graph.first_call import load_first_call
+from keras_tx_onnx.quantizing import gptq, products
+from keras_tx_onnx.quantizing.calibration_inputs import Feed
+from keras_tx_onnx.quantizing.offset_blocks import Blocks, packed
+from keras_tx_onnx.quantizing.probe import Probe
+from keras_tx_onnx.quantizing.products import Product
+
+NUMBERS = 2**27  # of the moments in memory at once: 1 GB in float64
+TOKENS = 512  # of a run; a longer row runs alone
+
+Names = tuple[str, ...]  # of the inputs of the products with one weight
+
+
+def calibrated(
+    path: Path, keep: Sequence[str], batches: Sequence[Feed], block: int, chosen: Callable[[Product], bool]
+) -> dict[str, Blocks]:
+    """The blocks of the kernels of chosen products, by the weight's name.
+
+    Args:
+        path: of the fp32 graph.
+        keep: layers that stay in fp32.
+        batches: of calibration.
+        block: numbers that share a scale.
+        chosen: whether to round a product.
+
+    Raises:
+        ExportError: if the graph computes numbers that are not finite.
+    """
+    plan = products.plan(load_first_call(path).graph, keep)
+    by_weight: dict[str, list[Product]] = {}
+    for product in filter(chosen, plan.products):
+        by_weight.setdefault(str(product.weight.name), []).append(product)
+    by_inputs: dict[Names, dict[str, Product]] = {}
+    for name, uses in by_weight.items():
+        inputs = tuple(dict.fromkeys(str(product.x.name) for product in uses))
+        by_inputs.setdefault(inputs, {})[name] = uses[0]
+    blocks: dict[str, Blocks] = {}
+    for part in _parts({inputs: next(iter(x.values())).sizes[0] for inputs, x in by_inputs.items()}):
+        moments = _moments(path, list(dict.fromkeys(name for inputs in part for name in inputs)), batches)
+        for inputs in part:
+            moment = sum(moments[name] for name in inputs)
+            for name, product in by_inputs[inputs].items():
+                steps, scales, least = gptq.rounded(product.kernel, np.asarray(moment), block)
+                blocks[name] = packed(steps, block), scales, least
+    return blocks
+
+
+def described(batches: Iterable[Feed]) -> str:
+    """The number of tokens of calibration."""
+    masks = (batch.get(contract.ATTENTION_MASK, batch[contract.INPUT_IDS] >= 0) for batch in batches)
+    return f"{sum(int(mask.sum()) for mask in masks):,} tokens"
+
+
+def _parts(sizes: dict[Names, int]) -> Iterator[list[Names]]:
+    """Inputs whose moments fit into memory together."""
+    part: list[Names] = []
+    numbers = 0
+    for inputs, size in sizes.items():
+        if part and numbers + size**2 > NUMBERS:
+            yield part
+            part, numbers = [], 0
+        part.append(inputs)
+        numbers += size**2
+    if part:
+        yield part
+
+
+def _moments(path: Path, names: Sequence[str], batches: Iterable[Feed]) -> dict[str, np.ndarray]:
+    """The second moments of values, by name: sums over all tokens that are not padding."""
+    model = load_first_call(path)
+    values = {value.name: value for node in model.graph for value in node.outputs}
+    moments: dict[str, np.ndarray] = {}
+    with Probe(model, [values[name] for name in names]) as probe:
+        for batch in batches:
+            for rows in parts_of(batch):
+                for name, x in zip(names, probe.run(rows), strict=True):
+                    x = _tokens(x, rows.get(contract.ATTENTION_MASK))
+                    moments[name] = moments.get(name, 0) + (x.T @ x).astype("float64")
+    for name, moment in moments.items():
+        if not np.isfinite(moment).all():
+            raise ExportError(
+                f"The fp32 graph computes NaN or infinity in {name!r} for the calibration data. Remove the "
+                "batches for which it does."
+            )
+    return moments
+
+
+def parts_of(batch: Feed) -> Iterator[Feed]:
+    """A batch of a decoder in parts of TOKENS at most, or of one row."""
+    count, length = batch[contract.INPUT_IDS].shape
+    step = max(1, TOKENS // length)
+    for start in range(0, count, step):
+        yield {name: x[start : start + step] for name, x in batch.items()}
+
+
+def _tokens(x: np.ndarray, mask: np.ndarray | None) -> np.ndarray:
+    """The rows of a value (batch, sequence, width) that are not padding."""
+    if mask is None or x.ndim != 3:
+        return x.reshape(-1, x.shape[-1])
+    return x[mask[:, -x.shape[1] :].astype(bool)]
