@@ -8,11 +8,13 @@ import numpy as np
 
 VIT, BERT, GPT = "vit-b16", "bert-base", "gpt2-124m"
 SMALL_BERT = "bert-mini"  # for the time of a start
+MINILM, TEXTS_FILE = "minilm", "texts.json"  # trained, with its tokenizer, and English texts
 ENCODER_DECODERS = T5_SMALL, T5_BASE, MARIAN = "t5-small", "t5-base", "marian-base"
 TRAINED = VIT_TRAINED, BERT_TRAINED, GPT_TRAINED = "train-vit-s16", "train-bert-small", "train-gpt-char"
 
 IMAGES, TEXTS, PREFILL, DECODE, OVERHEAD = "images", "texts", "prefill", "decode", "overhead"
 GENERATE = "generate"  # encodes sources and generates a target for each
+STREAMS = "streams"  # generates the texts of several clients together
 STEP, EXPORT, CLIENTS, RATE = "step", "export", "clients", "rate"
 SPECIAL = 3  # first ids of a vocabulary that are no words
 PARTS = {
@@ -55,6 +57,7 @@ class Case:
 
 
 ONE, EIGHT = "batch 1", "batch 8"
+ONE_STREAM, FEW_STREAMS, MANY_STREAMS = "1 stream", "8 streams", "32 streams"
 MIXED, SINGLE = "batch 8, lengths 16-128", "batch 1, length 128"
 PREFILLED, AT_16, AT_512, AT_768 = "prefill of 128", "decode at 16", "decode at 512", "decode at 768"
 GREEDY, BEAMS = "source 128, target 64, greedy", "batch 8, beams 4"
@@ -79,10 +82,25 @@ CASES = {
     T5_BASE: (Case(GREEDY, GENERATE, new_tokens=64), Case(BEAMS, GENERATE, 8, new_tokens=64, beams=4)),
     MARIAN: (Case(SENTENCES, GENERATE, 100, (4, 64), new_tokens=32),),
     SMALL_BERT: (Case(FIRST_ANSWER, TEXTS, lengths=(32, 32), once=True),),
+    MINILM: (Case(A_REQUEST, CLIENTS),),
     VIT_TRAINED: (Case(A_STEP, STEP, 8),),
     BERT_TRAINED: (Case(A_STEP, STEP, 16),),
     GPT_TRAINED: (Case(A_STEP, STEP, 16, (256, 256)),),
 }
+
+STREAM_CASES = tuple(
+    Case(name, STREAMS, count, (16, 64), new_tokens=64)
+    for name, count in ((ONE_STREAM, 1), (FEW_STREAMS, 8), (MANY_STREAMS, 32))
+)
+MOST_STREAMS = max(case.batch for case in STREAM_CASES)
+MOST_STREAM_TOKENS = max(case.lengths[1] + case.new_tokens for case in STREAM_CASES)
+
+
+def prompts_of(case: Case, vocabulary: int) -> list[np.ndarray]:
+    """Random ids for each stream, the same in every process."""
+    random = np.random.default_rng(case.batch)
+    lengths = random.integers(case.lengths[0], case.lengths[1] + 1, case.batch)
+    return [random.integers(0, vocabulary, length) for length in lengths]
 
 
 def inputs_of(

@@ -12,6 +12,7 @@ from tests.benchmarks.cases import (
     CASES,
     ENCODER_DECODERS,
     GPT,
+    MINILM,
     SMALL_BERT,
     T5_BASE,
     TRAINED,
@@ -20,12 +21,13 @@ from tests.benchmarks.cases import (
 )
 from tests.benchmarks.contenders import Contender
 
-MACHINE, MODELS, OVERHEAD, START, CLIENTS, EXPORT, TRAINING = (
+MACHINE, MODELS, OVERHEAD, START, CLIENTS, STREAMS, EXPORT, TRAINING = (
     "machine",
     "models",
     "overhead",
     "start",
     "clients",
+    "streams",
     "export",
     "training",
 )
@@ -34,7 +36,8 @@ SECTIONS = {
     MODELS: "forward passes, prefill, decoding, encoder-decoders; loading and memory",
     OVERHEAD: "time of a token outside the graph",
     START: "a process that starts, loads and answers",
-    CLIENTS: "concurrent clients of one model, one by one and in batches",
+    CLIENTS: "concurrent clients of one model, one by one and in batches; over HTTP, of several libraries",
+    STREAMS: "texts that are generated together: tokens per second, time to the first token",
     EXPORT: "time, size and nodes of an export",
     TRAINING: "a training step on each Keras backend",
 }
@@ -109,6 +112,10 @@ COMPARISONS = (
     _comparison(START, VIT, contenders.STARTUP, [_FIRST], new_process=True),
     _comparison(START, T5_BASE, contenders.STARTUP, [_TARGET], new_process=True),
     _comparison(CLIENTS, BERT, contenders.CLIENTS, [_REQUEST], [cases.A_REQUEST]),
+    _comparison(CLIENTS, MINILM, contenders.EMBEDDERS, CASES[MINILM], [cases.A_REQUEST]),
+    _comparison(
+        STREAMS, GPT, contenders.STREAMS, cases.STREAM_CASES, [case.name for case in cases.STREAM_CASES]
+    ),
     *(
         _comparison(
             EXPORT,

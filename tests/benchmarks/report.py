@@ -2,9 +2,11 @@
 
     python -m tests.benchmarks.report RESULTS/bench.json docs/benchmark.md
     python -m tests.benchmarks.report RESULTS/bench.json README.md
+    python -m tests.benchmarks.report FIRST.json SECOND.json docs/benchmark.md
 
 writes the tables into a page, between its markers: all of them, or in the README one column per model. If all
-models of the results are encoder-decoders, both pages have other markers for them.
+models of the results are encoder-decoders, both pages have other markers for them. Results of servers have
+markers of their own, and may be in several files, of different contenders.
 """
 
 from __future__ import annotations
@@ -31,11 +33,13 @@ from tests.benchmarks.cases import (
     GREEDY,
     IMAGES,
     MARIAN,
+    MINILM,
     MIXED,
     ONE,
     PREFILL,
     PREFILLED,
     SENTENCES,
+    STREAM_CASES,
     T5_BASE,
     T5_SMALL,
     TEXTS,
@@ -54,6 +58,8 @@ README_COLUMNS = {
     "GPT-2, prefill of 128": (GPT, PREFILLED),
     "GPT-2, one token": (GPT, AT_16),
 }
+SERVING_MARKERS = "<!-- serving:begin -->", "<!-- serving:end -->"
+SERVING = {(comparisons.STREAMS, GPT), (comparisons.CLIENTS, MINILM)}
 SEQ2SEQ_MARKERS = "<!-- encoder-decoders:begin -->", "<!-- encoder-decoders:end -->"
 SEQ2SEQ_COLUMNS = {
     "T5-small, one target": (T5_SMALL, GREEDY),
@@ -80,9 +86,24 @@ COLUMNS: dict[str, tuple[tuple[str, str, float, str], ...]] = {
         ("size, MB", "size", MB, ".0f"),
         ("memory, MB", "exporting", MB, ".0f"),
     ),
+    comparisons.CLIENTS: (("p50, ms", "p50", 1e-3, ".1f"), ("p99, ms", "p99", 1e-3, ".1f")),
+    comparisons.STREAMS: (
+        *(
+            (f"first token, {case.name}, ms", f"first token, {case.name}", 1e-3, ".0f")
+            for case in STREAM_CASES
+        ),
+        ("gap", "gap", 1, ".3f"),
+        ("process, MB", "resident", MB, ".0f"),
+    ),
     comparisons.TRAINING: (("load, s", "load", 1, ".1f"), ("process, MB", "resident", MB, ".0f")),
 }
-UNITS = {comparisons.EXPORT: (1.0, "s"), comparisons.MACHINE: (1.0, "G/s")}  # other cases in milliseconds
+UNITS = {
+    comparisons.EXPORT: (1.0, "s"),
+    comparisons.MACHINE: (1.0, "G/s"),
+    comparisons.STREAMS: (1.0, "tokens/s"),
+}
+# Of sections with a rate as their unit; other cases are in milliseconds
+RATES = (comparisons.MACHINE, comparisons.STREAMS)
 
 
 @dataclasses.dataclass
@@ -117,6 +138,23 @@ class Report:
         ]
         machine = Machine(**content["machine"] | {"rates": rates})
         return cls(**content | {"machine": machine, "outcomes": outcomes})
+
+
+def merged(reports: Sequence[Report]) -> Report:
+    """The results of several runs, whose contenders differ, in one report."""
+    first, *others = reports
+    outcomes = {(one.section, one.model): one for one in first.outcomes}
+    for report in others:
+        for outcome in report.outcomes:
+            same = outcomes.setdefault((outcome.section, outcome.model), outcome)
+            if same is not outcome and outcome.section != comparisons.MACHINE:
+                same.results += outcome.results
+                same.unavailable |= outcome.unavailable
+        for name, minutes in report.minutes.items():
+            first.minutes[name] = first.minutes.get(name, 0) + minutes
+        first.omitted += [text for text in report.omitted if text not in first.omitted]
+        first.stopped = first.stopped or report.stopped
+    return dataclasses.replace(first, outcomes=[*outcomes.values()])
 
 
 def markdown(report: Report, level: int = 3) -> str:
@@ -212,7 +250,7 @@ def _case_cell(section: str, result: Result, case: str) -> str:
     if not result.seconds.get(case):
         return ""
     scale, _ = UNITS.get(section, (1e3, ""))
-    value = 1 / result.median(case) if section == comparisons.MACHINE else result.median(case) * scale
+    value = 1 / result.median(case) if section in RATES else result.median(case) * scale
     form = ".3f" if value < 1 else ".2f" if value < 10 else ".1f"
     cell = f"{value:{form}} ± {result.spread(case):.0%}"
     if len(result.seconds[case]) == 1:
@@ -297,9 +335,12 @@ def _milliseconds(outcomes: Sequence[Outcome], model: str, case: str) -> dict[st
 
 def put_into(page: Path, report: Report) -> None:
     """Writes the tables between the markers of a page."""
-    models = {one.model for one in report.outcomes if one.section != comparisons.MACHINE}
+    measured = {(one.section, one.model) for one in report.outcomes if one.section != comparisons.MACHINE}
+    models = {model for _, model in measured}
     is_readme = README_MARKERS[0] in page.read_text("utf-8")
-    if models and models <= set(ENCODER_DECODERS):
+    if measured and measured <= SERVING:
+        write_table(page, markdown(report, level=4), SERVING_MARKERS)
+    elif models and models <= set(ENCODER_DECODERS):
         write_table(page, seq2seq_table(report) if is_readme else markdown(report, level=4), SEQ2SEQ_MARKERS)
     elif is_readme:
         write_table(page, readme_table(report), README_MARKERS)
@@ -309,10 +350,10 @@ def put_into(page: Path, report: Report) -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Write the tables of a benchmark into a page.")
-    parser.add_argument("results", type=Path, help="bench.json")
+    parser.add_argument("results", type=Path, nargs="+", help="bench.json")
     parser.add_argument("page", type=Path, help="the page with the markers")
     arguments = parser.parse_args(argv)
-    put_into(arguments.page, Report.read(arguments.results))
+    put_into(arguments.page, merged([Report.read(path) for path in arguments.results]))
 
 
 if __name__ == "__main__":

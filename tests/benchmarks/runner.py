@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.benchmarks.comparisons import Comparison
+from tests.benchmarks import chosen_tokens
+from tests.benchmarks.comparisons import STREAMS, Comparison
 from tests.benchmarks.contenders import Contender
 from tests.benchmarks.results import Outcome, Result
 from tests.benchmarks.worker import Unavailable, Worker, check_installed
@@ -38,6 +39,8 @@ def run_comparison(
         run.in_new_processes(contenders) if comparison.new_process else run.side_by_side(contenders)
     finally:
         outcome.results[:] = [result for result in outcome.results if result.seconds]
+        if comparison.section == STREAMS:
+            chosen_tokens.judge(comparison, outcome, place)
 
 
 @dataclasses.dataclass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 import time
 from collections.abc import Callable
@@ -19,8 +20,10 @@ from tests.benchmarks.cases import (
     PREFILL,
     RATE,
     STEP,
+    STREAMS,
     TEXTS,
     Case,
+    prompts_of,
 )
 
 LEAST, ENOUGH = 3, 0.3  # runs of a round, and their seconds
@@ -85,6 +88,23 @@ def _generate(adapter: Any, case: Case, inputs: list[np.ndarray]) -> dict[str, A
     return {"seconds": statistics.median(samples), "check": targets[0][0]}
 
 
+def _streams(adapter: Any, case: Case, inputs: list[np.ndarray]) -> dict[str, Any]:
+    """Seconds of a token, over the tokens of all streams, which begin at the same time.
+
+    The check is the tokens of each stream, which `chosen_tokens` compares with the fp32 graph.
+    """
+    config = json.loads((adapter.place / "huggingface" / "config.json").read_text("utf-8"))
+    prompts = prompts_of(case, config["vocab_size"])
+    seconds, (made, first) = _stopwatch(lambda: adapter.streams(prompts, case.new_tokens))
+    if [len(ids) for ids in made] != [case.new_tokens] * case.batch:
+        raise ValueError(f"{[len(ids) for ids in made]} tokens, not {case.batch} times {case.new_tokens}")
+    return {
+        "seconds": seconds / (case.batch * case.new_tokens),
+        "check": made,
+        "figures": {f"first token, {case.name}": float(np.percentile(first, 99))},
+    }
+
+
 def _overhead(adapter: Any, case: Case, inputs: list[np.ndarray]) -> dict[str, Any]:
     return {"seconds": adapter.overhead(inputs[0], STEPS)}
 
@@ -110,6 +130,7 @@ _KINDS: dict[str, Callable[[Any, Case, list[np.ndarray]], dict[str, Any]]] = {
     GENERATE: _generate,
     OVERHEAD: _overhead,
     STEP: _step,
+    STREAMS: _streams,
     EXPORT: lambda adapter, case, inputs: adapter.export(),
     RATE: _rate,
     CLIENTS: lambda adapter, case, inputs: adapter.serve(),

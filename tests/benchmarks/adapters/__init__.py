@@ -37,6 +37,8 @@ class Adapter:
         texts(ids, mask, segments)  a forward pass of a BERT; returns the hidden states
         tokens(ids, count)          an iterator over `count` greedy tokens after `ids`
         generate(ids, mask, count, beams)   a target of `count` tokens for each source
+        streams(prompts, count)     `count` greedy tokens after each prompt, generated together; returns
+                                    the ids and the seconds to the first token of each
         overhead(ids, count)        seconds per token outside the graph
         step(x, y)                  a training step; returns the loss before it
         export()                    seconds and figures of an export, which is removed again

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from tests.benchmarks.adapters import Adapter
+from tests.benchmarks.cases import MOST_STREAM_TOKENS, MOST_STREAMS
 from tests.benchmarks.machine import threads, threads_of_onnxruntime
 
 # A GPT-2 block: the names of llama.cpp and of Hugging Face, and whether the weight is (in, out)
@@ -52,6 +54,71 @@ class LlamaCpp(Adapter):
         generated = self.model.generate(ids.tolist(), temp=0.0, top_k=1, repeat_penalty=1.0)
         for _ in range(count):
             yield int(next(generated))
+
+
+class LlamaCppStreams(LlamaCpp):
+    """llama.cpp with a sequence for each stream, in batches as its server makes them: the next token of each
+    text, then tokens of prompts."""
+
+    most_tokens = 512  # of a batch, as by default
+
+    def load(self) -> None:
+        import llama_cpp
+
+        llama_cpp.llama_backend_init()
+        self.weights = llama_cpp.llama_model_load_from_file(
+            os.fsencode(self.path), llama_cpp.llama_model_default_params()
+        )
+        options = llama_cpp.llama_context_default_params()
+        options.n_seq_max = MOST_STREAMS
+        options.n_ctx = MOST_STREAMS * MOST_STREAM_TOKENS
+        options.n_batch = options.n_ubatch = self.most_tokens
+        options.n_threads = options.n_threads_batch = threads()
+        options.kv_unified = False  # no prefix is shared
+        self.context = llama_cpp.llama_init_from_model(self.weights, options)
+        if not self.context:
+            raise RuntimeError(f"llama.cpp does not load {self.path}")
+        self.batch = llama_cpp.llama_batch_init(self.most_tokens, 0, 1)
+        vocabulary = llama_cpp.llama_model_get_vocab(self.weights)
+        self.vocabulary_size = llama_cpp.llama_vocab_n_tokens(vocabulary)
+
+    def streams(self, prompts: list[np.ndarray], count: int) -> tuple[list[list[int]], list[float]]:
+        import llama_cpp
+
+        llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self.context), False)
+        waiting = [prompt.tolist() for prompt in prompts]  # tokens that are not in the cache
+        cached = [0] * len(prompts)
+        made: list[list[int]] = [[] for _ in prompts]
+        first = [0.0] * len(prompts)
+        start = time.perf_counter()
+        while any(waiting):
+            self.batch.n_tokens = 0
+            chosen = []  # streams whose next token the batch decides, and its row
+            for stream in sorted(range(len(prompts)), key=lambda stream: not made[stream]):
+                part = waiting[stream][: self.most_tokens - self.batch.n_tokens]
+                waiting[stream] = waiting[stream][len(part) :]
+                for token in part:
+                    self._append(token, cached[stream], stream)
+                    cached[stream] += 1
+                if part and not waiting[stream]:
+                    self.batch.logits[self.batch.n_tokens - 1] = 1
+                    chosen.append((stream, self.batch.n_tokens - 1))
+            if llama_cpp.llama_decode(self.context, self.batch):
+                raise RuntimeError("llama_decode failed")
+            for stream, row in chosen:
+                logits = llama_cpp.llama_get_logits_ith(self.context, row)
+                token = int(np.ctypeslib.as_array(logits, (self.vocabulary_size,)).argmax())
+                made[stream].append(token)
+                first[stream] = first[stream] or time.perf_counter() - start
+                if len(made[stream]) < count:
+                    waiting[stream] = [token]
+        return made, first
+
+    def _append(self, token: int, position: int, stream: int) -> None:
+        batch, row = self.batch, self.batch.n_tokens
+        batch.token[row], batch.pos[row], batch.logits[row] = token, position, 0
+        batch.n_seq_id[row], batch.seq_id[row][0] = 1, stream
+        batch.n_tokens = row + 1
 
 
 class GenAI(Adapter):
@@ -100,7 +167,7 @@ def write_gguf(folder: Path, path: Path, kind: str) -> None:
     writer.add_token_merges(["< >"])
     writer.add_bos_token_id(config["vocab_size"] - 1)
     writer.add_eos_token_id(config["vocab_size"] - 1)
-    for name, value in _tensors(folder, config["n_layer"]):
+    for name, value in gpt2_tensors(folder, config["n_layer"]):
         value = np.ascontiguousarray(value)
         if value.ndim < 2 or kind == "f32" or name.startswith("position"):
             writer.add_tensor(name, value)
@@ -114,7 +181,8 @@ def write_gguf(folder: Path, path: Path, kind: str) -> None:
     os.replace(unfinished, path)
 
 
-def _tensors(folder: Path, depth: int) -> Iterator[tuple[str, Any]]:
+def gpt2_tensors(folder: Path, depth: int) -> Iterator[tuple[str, Any]]:
+    """The tensors of a GPT-2 by the names of llama.cpp, weights as (out, in)."""
     from safetensors.numpy import load_file  # this process has no Keras
 
     tensors = load_file(folder / "model.safetensors")

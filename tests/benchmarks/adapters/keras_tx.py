@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 from keras_tx import contract
 from tests.benchmarks.adapters import Adapter
 from tests.benchmarks.adapters.exporting import Exporter
+from tests.benchmarks.cases import MOST_STREAMS
 from tests.benchmarks.machine import threads_of_onnxruntime
 
 
@@ -45,6 +47,39 @@ class Runtime(Adapter):
         sources = [row[real > 0].tolist() for row, real in zip(ids, mask, strict=True)]
         made = self.model.generate(sources, max_new_tokens=count, min_new_tokens=count, num_beams=beams)
         return [list(one.ids) for one in made]
+
+
+class Streams(Runtime):
+    """A TextEngine, without the caches and guesses that repeated prompts and texts would profit from."""
+
+    def imports(self) -> None:
+        import keras_tx.serving.engine.text_engine  # noqa: F401
+
+        super().imports()
+
+    def load(self) -> None:
+        from keras_tx.serving import TextEngine
+
+        super().load()
+        self.engine = TextEngine(self.model, max_streams=MOST_STREAMS, prefix_cache=0, prompt_lookup=False)
+        if self.engine.one_by_one is not None:
+            raise RuntimeError(self.engine.one_by_one)
+
+    def streams(self, prompts: list[np.ndarray], count: int) -> tuple[list[list[int]], list[float]]:
+        def client(stream: Any) -> tuple[list[int], float]:
+            tokens = iter(stream)
+            next(tokens)
+            first = perf_counter() - start
+            return list(stream.result().ids), first
+
+        with ThreadPoolExecutor(len(prompts)) as clients:
+            start = perf_counter()
+            submitted = [
+                self.engine.submit(prompt.tolist(), max_new_tokens=count, stop_tokens=[])
+                for prompt in prompts
+            ]
+            answers = list(clients.map(client, submitted))
+        return [ids for ids, _ in answers], [first for _, first in answers]
 
 
 class Overhead(Runtime):

@@ -40,7 +40,13 @@ class OnnxRuntime(Adapter):
 
         unfinished = self.place / "optimum.unfinished"
         task = names(self.place)[1]
-        main_export(str(self.place / "huggingface"), output=unfinished, task=task, do_validation=False)
+        main_export(
+            str(self.place / "huggingface"),
+            output=unfinished,
+            task=task,
+            do_validation=False,
+            library_name="transformers",  # also for a folder of sentence-transformers
+        )
         unfinished.rename(folder)
 
     def imports(self) -> None:
