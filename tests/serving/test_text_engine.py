@@ -182,18 +182,21 @@ def test_few_views_of_rows_stay_bound(poet):
 def test_long_prompt_does_not_stall_streams(poet, monkeypatch):
     sizes: list[tuple[int, int]] = []
     run = SharedCache.run
+    submitted = threading.Event()
 
     def watched(cache: SharedCache, ids: np.ndarray, *args: Any) -> np.ndarray:
+        assert ids.shape[1] > 1 or submitted.wait(60)  # decode steps start when both texts are there
         sizes.append(ids.shape)
         return run(cache, ids, *args)
 
     expected = poet.generate(LONG, max_new_tokens=2)
     with TextEngine(poet, max_streams=4) as engine:
+        monkeypatch.setattr(SharedCache, "run", watched)
         first = engine.submit([1, 2, 3], max_new_tokens=150, stop_tokens=[])
         tokens = iter(first)
         next(tokens)
-        monkeypatch.setattr(SharedCache, "run", watched)
         second = engine.submit(LONG, max_new_tokens=2)
+        submitted.set()
         assert second.result(60) == expected
         first.cancel()
     prefills = [index for index, (_, tokens) in enumerate(sizes) if tokens > 1]
