@@ -20,7 +20,7 @@ from typing import Any
 from keras_tx import contract
 from tests.benchmarks import keras_hub_decoders
 from tests.benchmarks.page_tables import write_table
-from tests.benchmarks.tiny_backbones import FAMILIES, UNMEASURED, Family
+from tests.benchmarks.tiny_backbones import FAMILIES, Family
 
 TOLERANCE = 1e-4
 MESSAGE = 700  # characters of an error in the table
@@ -51,8 +51,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--traceback", action="store_true", help="show where a family fails")
     options = parser.parse_args(arguments)
     rows = [tried(family, options.traceback) for family in chosen(options.families)]
-    if options.families is None:
-        rows += unmeasured()
     text = table(rows)
     print(text)
     results = keras_hub_decoders.decoders(chosen(options.families))
@@ -77,16 +75,6 @@ def chosen(names: str | None) -> list[Family]:
 def folder_of(family: Family) -> str:
     """The folder of a family in keras-hub's models."""
     return family.folder or family.key
-
-
-def unmeasured() -> list[Row]:
-    """Rows for the folders of keras-hub without a tiny backbone."""
-
-    def make(depth: int) -> Any:
-        raise NotImplementedError
-
-    problem = "Not measured: this table has no tiny backbone of it."
-    return [Row(Family(folder, name, make), problem=problem) for folder, name in UNMEASURED.items()]
 
 
 def tried(family: Family, show: bool = False) -> Row:

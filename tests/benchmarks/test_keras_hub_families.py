@@ -11,7 +11,6 @@ from tests.benchmarks import keras_hub_decoders
 from tests.benchmarks import keras_hub_families as families
 from tests.benchmarks.keras_hub_families import FAMILIES, TOLERANCE, chosen, measured
 from tests.benchmarks.page_tables import MARKERS
-from tests.benchmarks.tiny_backbones import UNMEASURED
 
 # keras-hub's own: T5's attention warns of its embedding's mask, and then cannot be traced to be built.
 pytestmark = [
@@ -19,8 +18,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:(?s).*looks like it has unbuilt state"),
 ]
 QUICK = ("bert", "gpt2", "llama", "vit")
-# What each of these needs is said in docs/families.md.
-NOT_YET = ("xlnet", "rwkv7", "sam", "depth_anything", "qwen3_5", "qwen3_5_moe", "rqvae", "t5gemma2")
 
 
 def test_every_folder_of_keras_hub_has_a_row():
@@ -29,11 +26,9 @@ def test_every_folder_of_keras_hub_has_a_row():
     models = Path(keras_hub.__file__).parent / "src/models"
     folders = {path.name for path in models.iterdir() if path.is_dir() and not path.name.startswith("_")}
     measured_folders = {families.folder_of(family) for family in FAMILIES}
-    assert not measured_folders & set(UNMEASURED)
-    assert measured_folders | set(UNMEASURED) == folders
+    assert measured_folders == folders
     text = Path(__file__).parents[2].joinpath("docs/families.md").read_text(encoding="utf-8")
-    names = [*(family.name for family in FAMILIES), *UNMEASURED.values()]
-    assert [name for name in names if f"| {name} |" not in text] == []
+    assert [family.name for family in FAMILIES if f"| {family.name} |" not in text] == []
 
 
 @pytest.mark.parametrize("key", QUICK)
@@ -46,7 +41,7 @@ def test_family_equals_keras(key: str):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("key", [family.key for family in FAMILIES if family.key not in (*QUICK, *NOT_YET)])
+@pytest.mark.parametrize("key", [family.key for family in FAMILIES if family.key not in QUICK])
 def test_every_other_family_equals_keras(key: str):
     (family,) = chosen(key)
     row = measured(family)

@@ -6,12 +6,12 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tests.benchmarks import tiny_image_backbones
+from tests.benchmarks import tiny_image_backbones, tiny_multimodal_backbones
 from tests.benchmarks.tiny_image_backbones import hub
+from tests.benchmarks.tiny_multimodal_backbones import Draw
 
 VOCABULARY = 50
 LENGTH = 32  # the longest text of models with a table of positions
-Draw = Callable[[list[int], Any], Any]  # a shape and NumPy's generator
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,9 +116,12 @@ def _qwen_3_5(name: str, **sizes: Any) -> Callable[[int], Any]:
 
 
 def _rqvae(depth: int) -> Any:
+    import keras
     from keras_hub.src.models.rqvae.rqvae_backbone import RQVAEBackbone
 
-    return RQVAEBackbone(12, [16] * depth, 8, [16] * depth, num_embeddings=20, num_quantizers=3)
+    features = keras.Input((12,), name="features")
+    backbone = RQVAEBackbone(12, [16] * depth, 8, [16] * depth, num_embeddings=20, num_quantizers=3)
+    return keras.Model(features, backbone(features))
 
 
 def _video_prism(depth: int) -> Any:
@@ -347,15 +350,30 @@ FAMILIES = (
     Family("metaclip_2", "MetaCLIP 2", _clip("MetaCLIP2")),
     Family("siglip", "SigLIP", _clip("SigLIP"), fixed_length={"token_ids": LENGTH}),
     Family("pali_gemma", "PaliGemma", _pali_gemma),
+    Family("blip2", "BLIP-2", tiny_multimodal_backbones.blip2(VOCABULARY, LENGTH)),
+    Family("gemma3n", "Gemma 3n", tiny_multimodal_backbones.gemma3n(VOCABULARY)),
+    Family(
+        "gemma4",
+        "Gemma 4",
+        tiny_multimodal_backbones.gemma4(VOCABULARY),
+        special=tiny_multimodal_backbones.GEMMA_4,
+    ),
     Family("mit", "MiT", tiny_image_backbones.mit),
     Family("segformer", "SegFormer", tiny_image_backbones.segformer),
     Family("swin", "Swin", tiny_image_backbones.swin, blocks=False, folder="swin_transformer"),
     Family("vitdet", "ViTDet", tiny_image_backbones.vitdet, folder="vit_det"),
-    Family("sam", "SAM", tiny_image_backbones.sam),
+    Family("sam", "SAM", tiny_image_backbones.sam, blocks=False, special=tiny_multimodal_backbones.SAM),
+    Family(
+        "sam3",
+        "SAM 3",
+        tiny_multimodal_backbones.sam3(VOCABULARY, LENGTH),
+        special=tiny_multimodal_backbones.SAM_3,
+    ),
     Family("parseq", "PARSeq", _parseq),
     Family("depth_anything", "Depth Anything", tiny_image_backbones.depth_anything, blocks=False),
     Family("mmdit", "Stable Diffusion 3 (MMDiT)", _mmdit, folder="stable_diffusion_3"),
     Family("video_prism", "VideoPrism", _video_prism),
+    Family("flux", "Flux", tiny_multimodal_backbones.flux),
     Family("vae", "VAE", tiny_image_backbones.vae, blocks=False),
     Family("rqvae", "RQ-VAE", _rqvae),
     Family("resnet", "ResNet", tiny_image_backbones.resnet),
@@ -369,15 +387,6 @@ FAMILIES = (
     Family("hgnetv2", "HGNetV2", tiny_image_backbones.hgnet),
     Family("deeplab_v3", "DeepLabV3", tiny_image_backbones.deeplab, blocks=False),
     Family("retinanet", "RetinaNet", tiny_image_backbones.retinanet, blocks=False),
+    Family("d_fine", "D-FINE", tiny_multimodal_backbones.d_fine),
     Family("basnet", "BASNet", tiny_image_backbones.basnet, blocks=False),
 )
-
-# Families without a tiny backbone here, by the folder of keras-hub.
-UNMEASURED = {
-    "blip2": "BLIP-2",
-    "d_fine": "D-FINE",
-    "flux": "Flux",
-    "gemma3n": "Gemma 3n",
-    "gemma4": "Gemma 4",
-    "sam3": "SAM 3",
-}

@@ -155,7 +155,7 @@ def sam(depth: int) -> Any:
     from keras_hub.layers import SAMMaskDecoder, SAMPromptEncoder
 
     encoder = SAMPromptEncoder(
-        hidden_size=8, image_embedding_size=(8, 8), input_image_size=(64, 64), mask_in_channels=4
+        hidden_size=8, image_embedding_size=(8, 8), input_image_size=(64, 64), mask_in_channels=16
     )
     decoder = SAMMaskDecoder(
         hidden_size=8,
@@ -248,6 +248,10 @@ def vae(depth: int) -> Any:
 
 
 def mobilenet_v5(depth: int) -> Any:
+    return _of_images(mobilenet_v5_backbone())
+
+
+def mobilenet_v5_backbone(**options: Any) -> Any:
     none = [[0], [0, 0]]
     unused = (
         "dw_start_kernel_sizes",
@@ -257,7 +261,7 @@ def mobilenet_v5(depth: int) -> Any:
         "value_dims",
         "kv_strides",
     )
-    backbone = hub().MobileNetV5Backbone(
+    return hub().MobileNetV5Backbone(
         stackwise_block_types=[["er"], ["uir", "uir"]],
         stackwise_num_blocks=[1, 2],
         stackwise_num_filters=[[24], [48, 48]],
@@ -271,8 +275,8 @@ def mobilenet_v5(depth: int) -> Any:
         stackwise_use_cpe=[[False], [False, False]],
         use_msfa=False,
         **{f"stackwise_{name}": none for name in unused},
+        **options,
     )
-    return _of_images(backbone)
 
 
 def _of_images(backbone: Any) -> Any:

@@ -307,3 +307,117 @@ def test_wrong_declared_size_of_a_dynamic_axis_is_not_used(tmp_path):
     for length in (1, 5):
         rows = draw(2, length, 4)
         assert_close(*run(folder, rows), *outputs_of(model, rows))
+
+
+class Clamped(layers.Layer):
+    """Clips to bounds that are weights."""
+
+    def build(self, shape):
+        self.low = self.add_weight(shape=(), name="low")
+        self.high = self.add_weight(shape=(), name="high")
+
+    def call(self, x):
+        return ops.clip(x, ops.minimum(self.low, self.high), ops.maximum(self.low, self.high))
+
+
+class ClampedToLength(layers.Layer):
+    """Clips to numbers that depend on the number of tokens."""
+
+    def call(self, x):
+        return ops.cast(ops.clip(ops.cast(10.0 * x, "int32"), 1, ops.shape(x)[1]), "float32")
+
+
+class Waves(layers.Layer):
+    """An einsum with an ellipsis, and code that uses the size of its result."""
+
+    def call(self, x):
+        waves = ops.einsum("...n,d->...nd", x, ops.arange(3, dtype="float32"))
+        return ops.reshape(waves, (-1, ops.shape(waves)[1] * 3))
+
+
+class Kept(layers.Layer):
+    """Positions in an array that the layer made when it was built."""
+
+    def build(self, shape):
+        self.places = ops.expand_dims(ops.arange(64, dtype="float32"), 0)
+
+    def call(self, x):
+        return x + ops.expand_dims(self.places[:, : ops.shape(x)[1]], -1)
+
+
+class Misled(layers.Layer):
+    """Tokens and their number, by an inner layer that declares too few channels."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.inner = Doubled()
+
+    def call(self, x):
+        y = self.inner(x)
+        return ops.reshape(y, (ops.shape(y)[0], ops.shape(y)[1] * y.shape[2]))
+
+    def compute_output_shape(self, shape):
+        return (shape[0], None)
+
+
+class Doubled(layers.Layer):
+    def call(self, x):
+        return ops.concatenate([x, x], -1)
+
+    def compute_output_shape(self, shape):
+        return shape
+
+
+class Tiled(layers.Layer):
+    """A weight of an inner layer for each row of the batch."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.inner = layers.Dense(4)
+
+    def build(self, shape):
+        self.inner.build((None, 3))
+
+    def call(self, x):
+        rows = ops.tile(ops.reshape(self.inner.kernel, (1, 3, 4)), (ops.shape(x)[0], 1, 1))
+        return ops.concatenate([x, rows], axis=1)
+
+
+@pytest.mark.parametrize("layer", [Clamped, ClampedToLength, Waves, Kept, Misled, Tiled])
+def test_at_sizes_that_the_export_did_not_see(layer, tmp_path):
+    shape = (None,) if layer is Waves else (None, 4)
+    x = keras.Input(shape, name="x")
+    model = redraw(keras.Model(x, layer()(x)))
+    folder = exported(model, tmp_path / "out")
+    for batch, length in ((1, 2), (3, 7), (2, 20)):
+        value = draw(batch, length, *shape[1:], seed=length)
+        assert_close(run(folder, value)[0], outputs_of(model, value)[0])
+
+
+def test_fixed_size_of_an_inner_model_is_a_bound(tmp_path):
+    inner_input = keras.Input((None, 4))
+    inner = keras.Model(inner_input, layers.Dense(3)(inner_input))
+    x = keras.Input((None, None), name="x")
+    report = export_onnx(keras.Model(x, inner(x)), tmp_path / "out", verify=False)
+    assert [bound for bound in report.manifest.bounds if bound.endswith("== 4")]
+
+
+def test_axes_of_two_products_are_equal(tmp_path):
+    """Rows of images in a batch, which two inputs number separately."""
+
+    class Flat(layers.Layer):
+        def call(self, a, b):
+            flat = [ops.reshape(x, (ops.shape(x)[0] * ops.shape(x)[1], 4)) for x in (a, b)]
+            return Added()(*flat)
+
+    class Added(layers.Layer):
+        def call(self, a, b):
+            return a + ops.tanh(b)
+
+    a, b = keras.Input((None, 4), name="a"), keras.Input((None, 4), name="b")
+    model = keras.Model([a, b], Flat()(a, b))
+    report = export_onnx(model, tmp_path / "out", verify=False)
+    assert len(report.manifest.bounds) == 1 and " == " in report.manifest.bounds[0]
+    for batch, length in ((1, 2), (3, 7)):
+        values = draw(batch, length, 4, seed=1), draw(batch, length, 4, seed=2)
+        assert_close(run(tmp_path / "out", *values)[0], outputs_of(model, *values)[0])

@@ -199,7 +199,31 @@ def apply(name: str, left: Expression, right: Expression) -> Expression:
         left, right = sorted((left, right), key=lambda e: (e.constant is not None, e.key))
     elif right.constant is not None and right.constant > 0:
         return _divided(name, left, right.constant)
+    elif len(right.terms) == 1 and right.limits()[0] > 0:
+        return _divided_by_product(name, left, right)
     return of_function(name, left, right)
+
+
+def _divided_by_product(name: str, left: Expression, right: Expression) -> Expression:
+    """left // right or left % right, where right is one positive product, such as n * 16."""
+    ((divisor, factor),) = right.terms
+    whole, rest = [], []
+    for atoms, c in left.terms:
+        others = list(atoms)
+        for atom in divisor:
+            if atom not in others:
+                break
+            others.remove(atom)
+        else:
+            if c % factor == 0:
+                whole.append((tuple(others), c // factor))
+                continue
+        rest.append((atoms, c))
+    remainder = Expression(tuple(rest))
+    if not whole:
+        return of_function(name, left, right)
+    after = apply(name, remainder, right) if rest else of_number(0)
+    return after if name == "%" else _sum([*whole, *after.terms])
 
 
 def _divided(name: str, left: Expression, divisor: int) -> Expression:

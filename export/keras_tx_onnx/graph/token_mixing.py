@@ -21,7 +21,7 @@ PER_TOKEN = ELEMENTWISE | {
 }
 ONE_AXIS = frozenset({"ArgMax", "ArgMin", "Concat", "Gather", "LogSoftmax", "Softmax", "Split", "TopK"})
 # Refused also after a Reshape or Transpose, where the axis of tokens is unknown.
-OVER_TOKENS = frozenset("Conv ConvTranspose GRU InstanceNormalization LSTM RNN".split())
+OVER_TOKENS = frozenset("Conv ConvTranspose GRU InstanceNormalization Loop LSTM RNN Scan".split())
 AXES_INPUT = {"CumSum": 1, "Slice": 3}
 
 

@@ -28,6 +28,7 @@ from keras.src.ops import operation as operation_module
 from keras.src.ops.node import Node
 
 from keras_tx_onnx.errors import NotLowered
+from keras_tx_onnx.reading import keras_hub_functions
 from keras_tx_onnx.reading.symbolic_sizes import OBSERVER, Real, Size, with_plain_sizes
 
 Arange, Full = operations_numpy.Arange, operations_numpy.Full  # operations without a public name
@@ -195,10 +196,12 @@ def _replace_functions() -> None:
     _replace_imported(
         {
             **{name: _recorded(name) for name in _RECORDED},
+            **dict.fromkeys(_SHAPED, _shaped),
             **{name: _control_flow(make) for name, make in _CONTROL_FLOW_CALLS.items()},
             "ndim": lambda usual: lambda x: len(x.shape) if TRACER.get() else usual(x),
             "einsum": _einsum,
             "softmax": _softmax,
+            "clip": _clip,
         }
     )
     usual = keras.src.backend.any_symbolic_tensors
@@ -227,6 +230,11 @@ def _replace_functions() -> None:
     for name, trace in CONTROL_FLOW.items():
         _replace(getattr(operations_core, name), "symbolic_call", _traced_by(trace))
     _replace(operations_core.Cond, "call", _call_of_cond)
+    for replaced in keras_hub_functions.REPLACED:
+        if replaced.module in sys.modules:
+            *owners, name = replaced.path.split(".")
+            owner = functools.reduce(getattr, owners, sys.modules[replaced.module])
+            _replace(owner, name, _while_tracing(replaced.make))
 
 
 # -- the replaced functions ---------------------------------------------------------------------------------
@@ -411,6 +419,19 @@ def _softmax(usual: Any) -> Any:
     return softmax
 
 
+def _clip(usual: Any) -> Any:
+    def clip(x: Any, x_min: Any, x_max: Any) -> Any:
+        # The operation keeps its bounds as attributes, which a graph of tensors does not see.
+        kinds = (keras.KerasTensor, Size, Real)
+        if not recording() or not any(isinstance(bound, kinds) for bound in (x_min, x_max)):
+            return usual(x, x_min, x_max)
+        y = x if x_min is None else keras.ops.maximum(x, x_min)
+        y = y if x_max is None else keras.ops.minimum(y, x_max)
+        return keras.ops.cast(y, x.dtype)
+
+    return clip
+
+
 # Functions of keras.ops that compute eagerly, also on sizes; a trace records them as operations.
 _RECORDED = ("arange", "full", "zeros", "ones", "empty", "tri", "eye", "identity")
 
@@ -427,6 +448,21 @@ def _recorded(name: str) -> Callable[[Any], Any]:
         return function
 
     return wrapper
+
+
+# Functions of keras.ops that compute eagerly where only their other arguments are sizes.
+_SHAPED = ("broadcast_to", "pad", "repeat", "reshape", "slice", "tile")
+
+
+def _shaped(usual: Any) -> Any:
+    def function(*args: Any, **kwargs: Any) -> Any:
+        tracer = recording()
+        if tracer is not None and args and any(isinstance(n, Size) for n in tree.flatten((args[1:], kwargs))):
+            first = keras.ops.convert_to_tensor(args[0]) if isinstance(args[0], keras.Variable) else args[0]
+            args = (tracer.constant(first), *args[1:])
+        return usual(*args, **kwargs)
+
+    return function
 
 
 def _dtype_of_layer(usual: Any) -> Any:
@@ -500,7 +536,15 @@ _CONTROL_FLOW_CALLS: dict[str, Callable[..., Any]] = {
 
 
 def _control_flow(traced: Callable[..., Any]) -> Callable[[Any], Any]:
+    return _while_tracing(lambda usual: traced)
+
+
+def _while_tracing(make: Callable[[Any], Callable[..., Any]]) -> Callable[[Any], Any]:
+    """Makes a function that a trace replaces by `make(function)`."""
+
     def wrapper(usual: Any) -> Any:
+        traced = make(usual)
+
         def function(*args: Any, **kwargs: Any) -> Any:
             return (traced if recording() else usual)(*args, **kwargs)
 

@@ -72,11 +72,13 @@ class TraceMode:
         symbolic: whether ranges, fills and weights become part of the graph.
         plain: whether keras.backend.backend() returns a name for which code has no special case.
         trusting: whether inner layers have the output shapes that they declare.
+        tables: whether arrays that the layer keeps, such as positions, become part of the graph.
     """
 
     symbolic: bool = True
     plain: bool = True
     trusting: bool = True
+    tables: bool = False
 
 
 MODES = (
@@ -84,7 +86,9 @@ MODES = (
     TraceMode(plain=False),
     TraceMode(symbolic=False, plain=False),
     TraceMode(trusting=False),
+    TraceMode(tables=True),
 )
+MISTRUSTING = tuple(mode for mode in MODES if not mode.trusting)
 # Operations whose output size Keras infers without the size of the input: the relevant axes of the input, and
 # the axis of the output.
 CLIPPING: dict[str, Callable[[Any], tuple[tuple[int, ...], int]]] = {
@@ -114,16 +118,18 @@ def open_call(
     *,
     layer: Any = None,
     masks: dict[int, ir.Value] | None = None,
+    trusting: bool = True,
 ) -> Opened:
     """Traces a function for the values among its arguments.
 
     Args:
         layer: the owner if the function is a method. Its weights become tensors of the trace.
         masks: the Keras masks of these values, by the value's id.
+        trusting: whether inner layers may have the output shapes that they declare.
     """
     errors: list[tuple[int, Exception]] = []
     refuted: set[tuple[TraceMode, str]] = set()  # by a sample size; that others agree proves nothing
-    for mode in MODES:
+    for mode in MODES if trusting else MISTRUSTING:
         for samples in SAMPLES:
             for equal in EQUAL:
                 attempt = _Attempt(name, function, args, kwargs, layer, masks or {}, equal, mode)
@@ -247,11 +253,13 @@ class _Attempt:
             return made[id(x)]
 
         function, weights = self.function, []
-        if self.layer is not None and self.mode.symbolic:
-            function, weights = _with_tensors(self.layer, self.function)
         mode = self.mode
+        if self.layer is not None and mode.symbolic:
+            function, weights = _with_tensors(self.layer, self.function)
         tracer = Tracer(Observer(), [], mode.plain, mode.symbolic, mode.trusting, fresh)
         with functional_graph.unchanged([]), keras_patches.tracing(tracer):  # assignments change nothing
+            if mode.tables and function is not self.function:
+                _record_tables(tracer, function)
             inputs = [*map(tensor, self.values), *(x for x, _ in weights)]
             new_args, new_kwargs = tree.map_structure(tensor, (self.args, self.kwargs))
             for value_id, mask in self.masks.items():
@@ -262,7 +270,9 @@ class _Attempt:
             except Exception:
                 self.unequal = _last_unequal(tracer.observer)
                 raise
-        return trace_of(self.name, tracer, inputs, result), weights
+        # A mask has a row for each row of the batch, which a constant has not.
+        is_mask = getattr(self.function, "__name__", "") == "compute_mask"
+        return trace_of(self.name, tracer, inputs, result, constants=not is_mask), weights
 
 
 def _merged(axes: list[tuple[int, Expression]], equal: str) -> dict[Symbol, Symbol]:
@@ -278,14 +288,16 @@ def _merged(axes: list[tuple[int, Expression]], equal: str) -> dict[Symbol, Symb
 
 
 def _last_unequal(observer: Observer) -> tuple[Symbol, Symbol] | None:
-    """The two axes that were compared last, if they differed."""
+    """The two axes that were compared last, if they differed, also as factors of two products."""
     difference = observer.unequal
     if difference is None or len(difference.terms) != 2:
         return None
     (one, a), (other, b) = difference.terms
-    if a + b != 0 or abs(a) != 1 or len(one) != 1 or len(other) != 1:
+    mine = [atom for atom in one if atom not in other]
+    theirs = [atom for atom in other if atom not in one]
+    if a + b != 0 or len(mine) != 1 or len(theirs) != 1:
         return None
-    pair = sorted((atom for atom in (*one, *other) if isinstance(atom, Symbol)), key=lambda s: s.number)
+    pair = sorted((atom for atom in (*mine, *theirs) if isinstance(atom, Symbol)), key=lambda s: s.number)
     return (pair[0], pair[1]) if len(pair) == 2 else None
 
 
@@ -321,6 +333,12 @@ def _with_tensors(
             attributes[name] = keras.KerasTensor(x.shape, layer.compute_dtype if floating else x.dtype)
             weights.append((attributes[name], x))
     return getattr(copied, function.__name__), weights
+
+
+def _record_tables(tracer: Tracer, method: Any) -> None:
+    """Replaces the arrays among the attributes of a copied layer by constants of the trace."""
+    attributes = vars(method.__self__)
+    attributes.update({name: tracer.constant(x) for name, x in attributes.items()})
 
 
 def _plain_axes(one: Trace, other: Trace) -> Iterator[tuple[int, int, int]]:

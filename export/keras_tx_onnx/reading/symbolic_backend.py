@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import string
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -142,20 +143,42 @@ class Tracer:
     def spec_of_layer(self, layer: Any, args: Any, kwargs: Any) -> Any:
         return _spec_of_layer(layer, args, kwargs, self.trusting)
 
+    def constant(self, x: Any) -> Any:
+        """An array of NumPy or the backend as a recorded constant; anything else is returned as it is."""
+        if isinstance(x, keras.KerasTensor) or not (isinstance(x, np.ndarray) or keras.ops.is_tensor(x)):
+            return x
+        array = keras.ops.convert_to_numpy(x)
+        tensor = keras.KerasTensor(array.shape, keras.backend.standardize_dtype(x.dtype))
+        self.add(AsTensor(), (array,), {}, tensor)
+        return tensor
+
     def create(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """The result of a function of keras.ops that creates a tensor; None if Keras computes it."""
         return _CREATED[name](self, *args, **kwargs)
 
 
 class AsTensor(keras.Operation):
-    """A number that was computed from sizes, as a tensor."""
+    """A number that was computed from sizes, or an array that does not depend on inputs, as a tensor."""
 
     def call(self, x: Any) -> Any:
         return keras.ops.convert_to_tensor(x)
 
 
-def trace_of(name: str, tracer: Tracer, inputs: Sequence[keras.KerasTensor], result: Any) -> Trace:
-    """The recorded operations as a function of `inputs`; `result` is what the code returned."""
+def trace_of(
+    name: str,
+    tracer: Tracer,
+    inputs: Sequence[keras.KerasTensor],
+    result: Any,
+    constants: bool = True,
+) -> Trace:
+    """The recorded operations as a function of `inputs`; `result` is what the code returned.
+
+    An array among its results does not depend on the inputs, because code that computes with a Keras tensor
+    returns Keras tensors. That it does not depend on their sizes is checked by traces at other sizes. It
+    becomes a constant of the graph if `constants` is true, and raises NotLowered otherwise.
+    """
+    if constants and tracer.calls is not None:
+        result = tree.map_structure(tracer.constant, result)
     calls = tracer.calls or []
     results = [y for y in tree.flatten(result) if y is not None]
     known = {id(x) for call in calls for x in call.outputs} | set(map(id, inputs))
@@ -213,12 +236,23 @@ def _spec_of_operation(operation: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _contracted(subscripts: str, shapes: Sequence[Any], inferred: Sequence[Any]) -> tuple[Any, ...]:
-    """The shape of an einsum. Keras infers it without "->", or with an ellipsis."""
+    """The shape of an einsum. Keras infers it without "->"."""
     known, arrow, result = subscripts.replace(" ", "").partition("->")
-    if not arrow or "..." in known:
+    if not arrow:
         return tuple(inferred)
-    pairs = zip(known.split(","), shapes, strict=True)
-    sizes = [(axis, n) for letters, shape in pairs for axis, n in zip(letters, shape, strict=True)]
+    terms = known.split(",")
+    counts = [
+        len(shape) - len(term.replace("...", "")) if "..." in term else 0
+        for term, shape in zip(terms, shapes, strict=True)
+    ]
+    letters = [letter for letter in string.ascii_letters if letter not in subscripts][: max(counts)]
+    terms = [
+        term.replace("...", "".join(letters[len(letters) - count :]))
+        for term, count in zip(terms, counts, strict=True)
+    ]
+    pairs = zip(terms, shapes, strict=True)
+    sizes = [(axis, n) for axes, shape in pairs for axis, n in zip(axes, shape, strict=True)]
+    result = result.replace("...", "".join(letters))
     return tuple(next((n for a, n in sizes if a == axis and n != 1), 1) for axis in result)
 
 
@@ -265,13 +299,12 @@ def _spec_of_layer(layer: Any, args: Any, kwargs: Any, trusting: bool) -> Any:
             outputs = infer(layer, args, kwargs)
             if outputs is not None:
                 return outputs
-    usual = keras.Operation.compute_output_spec
     try:
         outputs = layer.compute_output_spec(*args, **kwargs)
-    except TypeError:
-        outputs = usual(layer, *args, **kwargs)
+    except Exception:  # a declaration may fail for the arguments of this call
+        return _spec_without_declaration(layer, args, kwargs)
     if not trusting and not type(layer).__module__.startswith("keras.src."):
-        return usual(layer, *args, **kwargs)
+        return _spec_without_declaration(layer, args, kwargs)
     if isinstance(layer, keras.layers.EinsumDense) and isinstance(outputs, keras.KerasTensor):
         x = args[0] if args else kwargs["inputs"]
         equation, _, result = layer.equation.replace(" ", "").partition("->")
@@ -281,8 +314,15 @@ def _spec_of_layer(layer: Any, args: Any, kwargs: Any, trusting: bool) -> Any:
             return keras.KerasTensor(shape, outputs.dtype)
     # Some layers declare a shape with None even for tensors of known size.
     if any(None in y.shape for y in tensors_in(outputs)):
-        return usual(layer, *args, **kwargs)
+        return _spec_without_declaration(layer, args, kwargs)
     return outputs
+
+
+def _spec_without_declaration(layer: Any, args: Any, kwargs: Any) -> Any:
+    """The outputs of a layer, inferred from its `call` on Keras tensors or else on the backend."""
+    with suppress(Exception):
+        return _outputs_of_call(layer, args, kwargs)
+    return keras.Operation.compute_output_spec(layer, *args, **kwargs)
 
 
 def _spec_of_sequential(layer: Any, args: Any, kwargs: Any) -> Any:
@@ -302,6 +342,10 @@ def _spec_of_call(layer: Any, args: Any, kwargs: Any) -> Any:
         return None
     if kind.compute_output_spec is not base.compute_output_spec:
         return None
+    return _outputs_of_call(layer, args, kwargs)
+
+
+def _outputs_of_call(layer: Any, args: Any, kwargs: Any) -> Any:
     args, kwargs = tree.map_structure(_renewed, (args, kwargs))
     return tree.map_structure(_renewed, layer.call(*args, **kwargs))
 

@@ -16,13 +16,17 @@ from keras_tx.errors import ExportError
 from keras_tx_onnx.conversion import tf2onnx_fallback
 from keras_tx_onnx.errors import NotLowered
 from keras_tx_onnx.graph.builder import KERAS_TENSOR, GraphContext, onnx_dtype
-from keras_tx_onnx.graph.size_expressions import Bound, Expression
+from keras_tx_onnx.graph.size_expressions import Bound, Expression, of_number
 from keras_tx_onnx.reading import functional_graph, keras_masks, keras_patches, registry, symbolic_sizes
 from keras_tx_onnx.reading.layer_tracing import SizeLost, declared_sizes, open_call, settings_of
 from keras_tx_onnx.reading.symbolic_backend import AsTensor, Call, Trace
 from keras_tx_onnx.reading.traced_functions import TRACED, Body
 
 __all__ = ["lower", "lower_call_of"]
+
+
+class WrongDeclaration(NotLowered):
+    """A layer in a trace returns another shape than it declares."""
 
 
 def lower(context: GraphContext, function: Any, inputs: list[ir.Value]) -> list[ir.Value]:
@@ -32,6 +36,7 @@ def lower(context: GraphContext, function: Any, inputs: list[ir.Value]) -> list[
     if not traced:
         for value, tensor in zip(inputs, function.inputs, strict=True):
             _describe(value, tensor.shape, tensor.dtype)
+            _fix_sizes(context, value)
         symbolic_sizes.begin(inputs, [tensor.name.split(":")[0] for tensor in function.inputs])
 
     with keras_patches.patched():
@@ -43,6 +48,18 @@ def lower(context: GraphContext, function: Any, inputs: list[ir.Value]) -> list[
         for message in context.warnings:
             warnings.warn(message, stacklevel=4)  # the caller of export_onnx
     return values
+
+
+def _fix_sizes(context: GraphContext, value: ir.Value) -> None:
+    """Notes the fixed sizes that a model inside a model requires of an input with dynamic axes."""
+    sizes, shape = value.meta.get(symbolic_sizes.SIZES), value.meta[KERAS_TENSOR].shape
+    if sizes is None or len(sizes) != len(shape):
+        return
+    for size, n in zip(sizes, shape, strict=True):
+        if n is not None and _follows_inputs(context, size):
+            _note_bounds(context, [Bound(size - of_number(n), "==")])
+    pairs = zip(sizes, shape, strict=True)
+    value.meta[symbolic_sizes.SIZES] = tuple(size if n is None else n for size, n in pairs)
 
 
 def _lower_node(context: GraphContext, call: Call, traced: bool) -> Any:
@@ -122,7 +139,7 @@ def _describe_traced(call: Call, values: list[ir.Value]) -> None:
         shape = [n.expression if isinstance(n, symbolic_sizes.Size) else n for n in tensor.shape]
         actual = value.meta.get(symbolic_sizes.SIZES, shape)
         if len(actual) != len(shape) or any(map(symbolic_sizes.contradict, actual, shape)):
-            raise NotLowered(
+            raise WrongDeclaration(
                 f"{functional_graph.name_of(call.operation)!r} returns another shape than it declares, and "
                 "later code may compute with the wrong one. Correct its compute_output_shape."
             )
@@ -161,7 +178,7 @@ def _lower_call(context: GraphContext, call: Call) -> Any:
             "inference. Call it without training=True."
         )
     if isinstance(operation, AsTensor):
-        return args[0]
+        return _as_value(context, args[0])
     if functional_graph.is_function(operation) and not functional_graph.has_own_call(operation):
         return _lower_model(context, operation, args, kwargs)
     lowering = registry.find(operation)
@@ -177,6 +194,13 @@ def _lower_call(context: GraphContext, call: Call) -> Any:
         return _opened(context, operation, args, kwargs)
     context.tiers[context.scope] = "registered"
     return _apply(context, lowering, operation, args, kwargs)
+
+
+def _as_value(context: GraphContext, x: Any) -> ir.Value:
+    """A value, or an array as a value of its own: equal constants are one value."""
+    if isinstance(x, ir.Value):
+        return x
+    return context.op.Identity(context.constant(x, onnx_dtype(str(x.dtype)).numpy().name))
 
 
 def _apply(context: GraphContext, lowering: Any, operation: Any, args: tuple, kwargs: dict) -> Any:
@@ -262,8 +286,19 @@ def lower_call_of(
         The return value of the function, with values in place of Keras tensors.
     """
     values = functional_graph.distinct_values((args, kwargs))
+    try:
+        with context.attempt(values):
+            return _lower_trace(context, function, args, kwargs, layer, trusting=True)
+    except WrongDeclaration:
+        return _lower_trace(context, function, args, kwargs, layer, trusting=False)
+
+
+def _lower_trace(
+    context: GraphContext, function: Callable[..., Any], args: tuple, kwargs: dict, layer: Any, trusting: bool
+) -> Any:
+    values = functional_graph.distinct_values((args, kwargs))
     carried = {id(value): mask for value in values if (mask := keras_masks.mask_of(value)) is not None}
-    opened = open_call(context.scope, function, args, kwargs, layer=layer, masks=carried)
+    opened = open_call(context.scope, function, args, kwargs, layer=layer, masks=carried, trusting=trusting)
     _note_bounds(context, opened.bounds)
     weights: list[Any] = [
         None if variable is None else _weight(context, variable) for variable in opened.weights
