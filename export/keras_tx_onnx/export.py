@@ -159,7 +159,8 @@ def export_onnx(
                 if shared is not None:
                     exact = interface.tolerance == tolerances.FLOAT32
                     weights = weights_in_memory(graphs[-1].context.graph, shared)
-                    difference = check_shared(path, shared, interface.context_length, exact, weights)
+                    context, farthest = interface.context_length, interface.farthest
+                    difference = check_shared(path, shared, context, exact, weights, farthest)
         if shared is not None:
             notes = [*notes, note_of(shared, path, difference)]
         with _timed(seconds, "hash"):

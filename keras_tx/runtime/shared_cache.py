@@ -17,6 +17,8 @@ from keras_tx.runtime.shared_weights import SharedWeights
 
 # Limits of prompts in one run: tokens, tokens with padding for each real one, and logits.
 MOST_TOKENS, PADDED, MOST_LOGITS = 2048, 1.25, 2**23
+# Of texts that compare two graphs: tokens, and the largest window that they exceed.
+STEP, DISTANT = 32, 1024
 
 
 class SharedCache:
@@ -207,7 +209,12 @@ def _single_rows(count: int) -> list[slice]:
 
 
 def shared_cache_difference(
-    graph: Path, shared: Path, context: int, exact: bool, weights: SharedWeights | None = None
+    graph: Path,
+    shared: Path,
+    context: int,
+    exact: bool,
+    weights: SharedWeights | None = None,
+    farthest: int = 0,
 ) -> tuple[float, float]:
     """The difference of the logits of a graph and its shared-cache version, and the tolerance.
 
@@ -217,23 +224,26 @@ def shared_cache_difference(
         context: how many tokens the model supports.
         exact: whether the model computes in float32 and rounds no inputs.
         weights: weights of both graphs that are in memory.
+        farthest: the largest distance of tokens that masks distinguish, such as a window. Texts are longer
+            than it, if it is not above DISTANT.
     """
     with (
         Session(graph, "cpu", weights=weights, lean=True) as plain_session,
         Session(shared, "cpu", weights=weights, lean=True) as shared_session,
     ):
         plain, decoder = CachedDecoder(plain_session, context), SharedCacheDecoder(shared_session, context)
-        return _difference(plain, decoder, exact), contract.FLOAT32 if exact else contract.ROUNDED
+        longest = farthest + STEP if farthest <= DISTANT else STEP
+        return _difference(plain, decoder, exact, longest), contract.FLOAT32 if exact else contract.ROUNDED
 
 
-def _difference(plain: Decoder, shared: Decoder, batched: bool, steps: int = 4) -> float:
+def _difference(plain: Decoder, shared: Decoder, batched: bool, longest: int, steps: int = 4) -> float:
     """The largest difference of logits, in units of their scale, over a prefill and several decode steps.
 
     Texts of different lengths run in one batch if `batched`: a graph that rounds to int8 by the range of a
     whole batch computes other logits for a text in a batch.
     """
     random = np.random.default_rng(0)
-    longest = max(1, min(32, plain.context - steps))
+    longest = max(1, min(longest, plain.context - steps))
     lengths = sorted({longest, (longest + 1) // 2, 1}, reverse=True)
     texts = [random.integers(0, plain.vocabulary_size, length).tolist() for length in lengths]
     continuations = random.integers(0, plain.vocabulary_size, (steps, len(texts))).tolist()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -84,7 +85,8 @@ def _is_shared(folder: Path) -> bool:
     from keras_tx import contract
     from keras_tx_onnx.graph.shared_cache import write_shared
 
-    return write_shared(folder / contract.MODEL) is not None
+    context = json.loads((folder / contract.GENAI_CONFIG).read_text())["model"]["context_length"]
+    return write_shared(folder / contract.MODEL, context) is not None
 
 
 def _message(error: Exception) -> str:

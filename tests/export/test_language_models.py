@@ -24,6 +24,7 @@ from keras_tx.runtime.cached_decoder import CachedDecoder
 from keras_tx.runtime.session import Session
 from keras_tx.runtime.tasks.text_generation import TextGenerator
 from keras_tx_onnx import export_onnx
+from keras_tx_onnx.graph import mask_distances
 from keras_tx_onnx.graph.cache_ports import Cache
 from keras_tx_onnx.interfaces import language_model
 from keras_tx_onnx.lowerings.nodes import cached_masks
@@ -32,7 +33,7 @@ from tests.tolerances import assert_close
 from tests.weights.test_keras_hub_tokenizers import byte_pairs, sentence_pieces
 
 models = keras_hub.models
-VOCABULARY, NEW_TOKENS, LENGTH = 50, 32, 48
+VOCABULARY, NEW_TOKENS, LENGTH = 50, 64, 80
 PROMPTS = ([7, 21, 3, 44, 9, 12, 30], [5, 40, 11], [17, 8, 26, 33, 2])
 KINDS = ("key", "value")
 MOE = {"num_experts": 4, "top_k": 2}
@@ -45,14 +46,12 @@ class Case:
     Attributes:
         name: the prefix.
         sizes: arguments of the backbone beside the common ones.
-        shared: whether the folder has a graph with a shared cache.
         generates: whether `generate` of keras-hub works on ids, and as its model does without a cache.
         embeddings: a factor, with which the next tokens vary.
     """
 
     name: str
     sizes: dict[str, Any]
-    shared: bool = True
     generates: bool = True
     embeddings: float = 5.0
 
@@ -113,27 +112,26 @@ CASES = {
     "llama": Case("Llama", grouped()),
     "llama 3.2": Case("Llama3", grouped(**LLAMA_3_2)),
     "mistral": Case("Mistral", grouped(sliding_window=None)),
-    "mistral, window": Case("Mistral", grouped(sliding_window=4), shared=False),
-    "mixtral": Case("Mixtral", grouped(sliding_window=4, **MOE), shared=False),
+    "mistral, window": Case("Mistral", grouped(sliding_window=4)),
+    "mixtral": Case("Mixtral", grouped(sliding_window=4, **MOE)),
     "qwen 2.5": Case("Qwen", grouped()),
-    "qwen 2, window": Case("Qwen", grouped(**WINDOW), shared=False, generates=False),
+    "qwen 2, window": Case("Qwen", grouped(**WINDOW), generates=False),
     "qwen 3": Case("Qwen3", grouped(head_dim=4, sliding_window_size=None)),
     "qwen moe": Case("QwenMoe", grouped(moe_intermediate_dim=8, shared_expert_intermediate_dim=8, **MOE)),
     "qwen 3 moe": Case(
         "Qwen3Moe", grouped(head_dim=4, sliding_window_size=None, moe_intermediate_dim=8, **MOE)
     ),
     "gemma": Case("Gemma", grouped(head_dim=4), embeddings=0.5),
-    "gemma 2": Case("Gemma", grouped(head_dim=4, **GEMMA_2), shared=False, embeddings=0.5),
+    "gemma 2": Case("Gemma", grouped(head_dim=4, **GEMMA_2), embeddings=0.5),
     "gemma 3": Case(
         "Gemma3",
         grouped(head_dim=4, image_size=16, **WINDOW),
-        shared=False,
         generates=False,
         embeddings=0.5,
     ),
     "phi 3": Case("Phi3", grouped()),
-    "bloom": Case("Bloom", {"num_heads": 4}, shared=False),
-    "falcon": Case("Falcon", {"num_attention_heads": 4}, shared=False),
+    "bloom": Case("Bloom", {"num_heads": 4}),
+    "falcon": Case("Falcon", {"num_attention_heads": 4}),
     "gpt neox": Case(
         "GPTNeoX",
         {"num_heads": 4, "max_sequence_length": LENGTH, "rotary_percentage": 0.5},
@@ -161,16 +159,18 @@ def of_keras_hub(model: Any) -> list[tuple[int, ...]]:
 
 
 def without_cache(model: Any) -> list[tuple[int, ...]]:
-    """The new tokens by calls of the model on the whole text."""
-    texts = []
-    for prompt in PROMPTS:
-        ids = list(prompt)
-        for _ in range(NEW_TOKENS):
-            row = np.array([ids])
-            logits = model({"token_ids": row, "padding_mask": np.ones_like(row)}, training=False)
-            ids.append(int(np.argmax(np.asarray(keras.ops.convert_to_numpy(logits))[0, -1])))
-        texts.append(tuple(ids[len(prompt) :]))
-    return texts
+    """The new tokens by calls of the model on the whole texts, padded behind."""
+    width = max(map(len, PROMPTS)) + NEW_TOKENS
+    ids, mask = np.zeros((2, len(PROMPTS), width), "int32")
+    for row, prompt in enumerate(PROMPTS):
+        ids[row, : len(prompt)], mask[row, : len(prompt)] = prompt, 1
+    for step in range(NEW_TOKENS):
+        logits = model({"token_ids": ids, "padding_mask": mask}, training=False)
+        tokens = np.argmax(keras.ops.convert_to_numpy(logits), axis=-1)
+        for row, prompt in enumerate(PROMPTS):
+            place = len(prompt) + step
+            ids[row, place], mask[row, place] = tokens[row, place - 1], 1
+    return [tuple(row[len(prompt) :][:NEW_TOKENS].tolist()) for row, prompt in zip(ids, PROMPTS, strict=True)]
 
 
 def opened(folder: Path) -> TextGenerator:
@@ -189,13 +189,13 @@ def plain(folder: Path, context: int) -> Generator:
 def test_text_equals_that_of_keras_hub(name: str, tmp_path):
     case = CASES[name]
     model = case.model()
-    report = export_onnx(model, tmp_path / "out", cache="shared" if case.shared else True)
+    report = export_onnx(model, tmp_path / "out", cache="shared")
     assert report.manifest.parity is not None
     assert any("in chunks" in each for each in report.manifest.parity.cases)
     expected = of_keras_hub(model) if case.generates else without_cache(model)
     assert len({token for text in expected for token in text}) > 4
     writer = opened(tmp_path / "out")
-    for generator in (writer, *([plain(tmp_path / "out", writer.context)] if case.shared else [])):
+    for generator in (writer, plain(tmp_path / "out", writer.context)):
         batch = generator.generate(list(map(list, PROMPTS)), max_new_tokens=NEW_TOKENS)
         assert [text.ids for text in batch] == expected
         assert generator.generate(list(PROMPTS[1]), max_new_tokens=NEW_TOKENS).ids == expected[1]
@@ -549,9 +549,31 @@ def test_difference_names_the_layer(tmp_path, monkeypatch):
         export_onnx(CASES["mistral, window"].model(), tmp_path / "out")
 
 
-def test_shared_cache_of_a_window_raises(tmp_path):
-    with pytest.raises(ExportError, match="cache='shared'"):
-        export_onnx(CASES["mistral, window"].model(), tmp_path / "out", cache="shared")
+def test_shared_cache_of_another_mask_raises(tmp_path):
+    """Keys between others are excluded, which is no window."""
+    with pytest.raises(ExportError, match="cache='shared'.*window"):
+        export_onnx(of_blocks(DISTANCES["either"]), tmp_path / "out", cache="shared")
+
+
+@pytest.mark.parametrize(
+    ("name", "attribute"),
+    [("mistral, window", "local_window_size"), ("gemma 2", "softcap"), ("bloom", "bias")],
+)
+def test_shared_cache_uses_the_options_of_the_operator(name: str, attribute: str, tmp_path):
+    export_onnx(CASES[name].model(), tmp_path / "out", cache="shared")
+    graph = onnx.load(tmp_path / "out" / contract.shared_name(contract.MODEL), load_external_data=False).graph
+    nodes = [node for node in graph.node if node.op_type == "GroupQueryAttention"]
+    assert len(nodes) == 2 and not any(node.op_type in ("Attention", "Softmax") for node in graph.node)
+    options = {each.name for node in nodes for each in node.attribute}
+    assert attribute in options | ({"bias"} if any(len(node.input) > 7 for node in nodes) else set())
+
+
+@pytest.mark.parametrize("window", [4, 100])
+def test_wrong_window_of_a_shared_cache_fails_verification(window, tmp_path, monkeypatch):
+    right = mask_distances.window_of
+    monkeypatch.setattr(mask_distances, "window_of", lambda row: (right(row) or 0) + 1)
+    with pytest.raises(ExportError, match="shared cache differs"):
+        export_onnx(windowed_mistral(window), tmp_path / "out", cache="shared")
 
 
 def test_inputs_beside_texts_raise(tmp_path):

@@ -212,13 +212,13 @@ def test_reorder():
 def test_only_causal_attention_is_replaced(folders):
     path = folders["pico"] / contract.MODEL
     model = ir.load(path)
-    assert share_cache(model) == keras_tx.gpt("pico").config.depth
+    assert share_cache(model, 300) == keras_tx.gpt("pico").config.depth
     assert not {"Attention", "Split", "Expand"} & {node.op_type for node in model.graph}
     model = ir.load(path)
     next(n for n in model.graph if n.op_type == "Attention").attributes["is_causal"] = ir.AttrInt64(
         "is_causal", 0
     )
-    assert share_cache(model) == 0
+    assert share_cache(model, 300) == 0
     assert sum(node.op_type == "Attention" for node in model.graph) > 0
 
 
@@ -244,7 +244,7 @@ def test_values_of_another_width_are_not_shared(folders):
     model = ir.load(folders["pico"] / contract.MODEL)
     port = next(x for x in model.graph.inputs if x.name == "past_key_values.0.value")
     port.shape = ir.Shape([*list(port.shape)[:3], 24])
-    assert share_cache(model) == 0
+    assert share_cache(model, 300) == 0
 
 
 def test_wrong_shared_graph_raises(folders, tmp_path):
@@ -270,8 +270,8 @@ def test_models_that_keras_quantized(tmp_path, monkeypatch, mode, wrong_scale, t
     check = {check.name: check for check in verify_folder(folder)}["shared cache"]
     assert check.passed and f"(tolerance {tolerance})" in check.detail
 
-    def write_wrong(path: Path) -> Path:
-        shared = write_shared(path)
+    def write_wrong(path: Path, context: int) -> Path:
+        shared = write_shared(path, context)
         assert shared is not None
         graph = onnx.load(shared)
         node = next(n for n in graph.graph.node if n.op_type == "GroupQueryAttention")

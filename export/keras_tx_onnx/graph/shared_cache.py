@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
@@ -13,15 +15,18 @@ from keras_tx import contract
 from keras_tx.errors import ExportError
 from keras_tx.runtime.shared_cache import shared_cache_difference
 from keras_tx.runtime.shared_weights import SharedWeights
+from keras_tx_onnx.graph import mask_distances
+from keras_tx_onnx.graph.attention_with_cache import AttentionWithCache, attention_with_cache
 from keras_tx_onnx.graph.editor import GraphEditor
-from keras_tx_onnx.graph.properties import CONTRIB, input_at
+from keras_tx_onnx.graph.properties import CONTRIB
 
 SHARED_FROM = 23  # the first opset with an operator Attention
 CHANNELS = 8  # GroupQueryAttention requires that the width of a head is a multiple of this
+PAST_PREFIX = "past_key_values."  # of the names of the cache's inputs
 
 
-def share_cache(model: ir.Model) -> int:
-    """Replaces each Attention with a cache by onnxruntime's GroupQueryAttention.
+def share_cache(model: ir.Model, context: int) -> int:
+    """Replaces each attention with a cache by onnxruntime's GroupQueryAttention.
 
     Past and present of that operator have one size and may be the same memory: it writes the keys and values
     of new tokens behind those of earlier ones, and copies nothing. Their places are counted from
@@ -30,26 +35,34 @@ def share_cache(model: ir.Model) -> int:
     whatever the precision of the weights. The cache consists of inputs and outputs of the outermost graph, so
     no branch or loop has such attention.
 
+    A sliding window becomes local_window_size, a soft cap softcap, and a bias that grows linearly with the
+    distance of tokens (ALiBi) attention_bias. Rows of a batch have different lengths: the operator counts a
+    window from the row's own last token, and a linear bias may be counted from any.
+
+    Args:
+        model: the standard graph, which is changed.
+        context: how many tokens the model supports.
+
     Returns:
         How many were replaced: 0, and the graph is unchanged, if one of them has no counterpart.
     """
-    attention = [
-        node for node in model.graph if node.op_type == "Attention" and input_at(node, 4) is not None
-    ]
-    if not attention or not all(map(_has_counterpart, attention)):
+    attention = attention_with_cache(model.graph)
+    pasts = [x for x in model.graph.inputs if str(x.name).startswith(PAST_PREFIX)]
+    options = _options_of(attention, context)
+    if not attention or options is None or 2 * len(attention) != len(pasts):
         return 0
     editor = GraphEditor(model.graph)
     lengths, total = _counts(editor)
-    for node in attention:
-        _replace(editor, node, lengths, total)
+    for each, more in zip(attention, options, strict=True):
+        _replace(editor, each, lengths, total, **more)
     RemoveUnusedNodesPass()(model)
     return len(attention)
 
 
-def write_shared(path: Path) -> Path | None:
+def write_shared(path: Path, context: int) -> Path | None:
     """Writes the graph with a shared cache beside a written graph; None if it has no counterpart."""
     model = ir.load(path)
-    if not share_cache(model):
+    if not share_cache(model, context):
         return None
     shared = path.with_name(contract.shared_name(path.name))
     ir.save(model, shared)  # weights in a data file stay there
@@ -57,7 +70,12 @@ def write_shared(path: Path) -> Path | None:
 
 
 def check_shared(
-    path: Path, shared: Path, context: int, exact: bool, weights: SharedWeights | None = None
+    path: Path,
+    shared: Path,
+    context: int,
+    exact: bool,
+    weights: SharedWeights | None = None,
+    farthest: int = 0,
 ) -> float:
     """The difference between the logits of two graphs; raises an ExportError above the tolerance.
 
@@ -67,8 +85,9 @@ def check_shared(
         context: how many tokens the model supports.
         exact: whether the model computes in float32 and rounds no inputs.
         weights: weights of both graphs that are in memory.
+        farthest: the largest distance that masks distinguish; texts are longer, up to DISTANT tokens.
     """
-    difference, tolerance = shared_cache_difference(path, shared, context, exact, weights)
+    difference, tolerance = shared_cache_difference(path, shared, context, exact, weights, farthest)
     if difference > tolerance:
         raise ExportError(
             f"The graph with a shared cache differs from the one without by {difference:.1e} of the logits' "
@@ -81,7 +100,8 @@ def no_shared(name: str, insist: bool) -> str:
     """The note that a graph has no shared cache; raises an ExportError if the user insists on one."""
     reason = (
         f"model {name!r} has attention that onnxruntime's GroupQueryAttention cannot compute: only causal "
-        "attention without a bias and with value heads as wide as key heads is supported"
+        "attention with value heads as wide as key heads is supported, with a sliding window, a soft cap, or "
+        "a bias that grows linearly with the distance of tokens"
     )
     if insist:
         raise ExportError(f"cache='shared' is not possible: {reason}. Use cache=True.")
@@ -97,25 +117,54 @@ def note_of(shared: Path, path: Path, difference: float | None) -> str:
     )
 
 
-def _has_counterpart(node: ir.Node) -> bool:
-    """Whether attention is causal, its mask only excludes tokens, and keys are as wide as values."""
-    mask, key, value = node.inputs[3], node.inputs[4], node.inputs[5]
-    assert key is not None and value is not None and key.shape is not None and value.shape is not None
-    same_width = key.shape[3] == value.shape[3] and isinstance(key.shape[3], int)
-    causal = node.attributes.get_int("is_causal", 0) == 1 and "q_num_heads" in node.attributes
-    biased = mask is not None and mask.dtype != ir.DataType.BOOL
-    return same_width and causal and not biased and not node.attributes.get_float("softcap", 0.0)
+def _options_of(attention: Sequence[AttentionWithCache], context: int) -> list[dict[str, Any]] | None:
+    """What GroupQueryAttention needs beside the usual for each attention; None if one has no counterpart."""
+    rows: dict[ir.Value, np.ndarray | None] = {}
+    options = []
+    for each in attention:
+        if each.mask is not None and each.mask not in rows and not each.causal:
+            rows[each.mask] = mask_distances.row_of_last_token(each.mask, context)
+        more = None if each.width is None else _masking(each, rows)
+        if more is None:
+            return None
+        options.append(more | ({"softcap": each.soft_cap} if each.soft_cap else {}))
+    return options
 
 
-def _counts(editor: GraphEditor) -> tuple[ir.Value, ir.Value]:
-    """The place of each row's last token, and the length of the longest row, as the operator reads them."""
-    mask = next(x for x in editor.graph.inputs if x.name == contract.ATTENTION_MASK)
-    one, first = editor.constant([1]), editor.graph[0]
+def _masking(attention: AttentionWithCache, rows: dict[ir.Value, np.ndarray | None]) -> dict[str, Any] | None:
+    """The window or the bias of an attention; None if its mask has no counterpart.
+
+    A boolean mask of a causal attention only excludes padding.
+    """
+    mask = attention.mask
+    if attention.causal:
+        return {} if mask is None or mask.dtype == ir.DataType.BOOL else None
+    row = None if mask is None else rows[mask]
+    if mask is None or row is None:
+        return None
+    if mask.dtype != ir.DataType.BOOL:
+        return {"slopes": mask_distances.slopes_of(row)} if mask_distances.is_linear(row) else None
+    window = mask_distances.window_of(row)
+    if window is None:
+        return None
+    return {} if window == row.shape[1] else {"local_window_size": window}
+
+
+def _adder(editor: GraphEditor) -> Callable[..., ir.Value]:
+    """Adds nodes at the beginning of the graph, in their order."""
+    first = editor.once("first node", lambda: editor.graph[0])
 
     def add(op_type: str, inputs: list[ir.Value], dtype: ir.DataType, shape: list[Any], **attributes: Any):
         name = f"shared_cache/{op_type}"
         return editor.add(op_type, inputs, [(dtype, shape)], before=first, name=name, **attributes)
 
+    return add
+
+
+def _counts(editor: GraphEditor) -> tuple[ir.Value, ir.Value]:
+    """The place of each row's last token, and the length of the longest row, as the operator reads them."""
+    mask = next(x for x in editor.graph.inputs if x.name == contract.ATTENTION_MASK)
+    one, add = editor.constant([1]), _adder(editor)
     int32, int64 = ir.DataType.INT32, ir.DataType.INT64
     batch = [contract.BATCH_AXIS]
     real = add("ReduceSum", [mask, one], int64, batch, keepdims=0)
@@ -124,31 +173,64 @@ def _counts(editor: GraphEditor) -> tuple[ir.Value, ir.Value]:
     return last, add("Cast", [length], int32, [], to=int32.value)
 
 
-def _replace(editor: GraphEditor, node: ir.Node, lengths: ir.Value, total: ir.Value) -> None:
-    past_key, past_value = node.inputs[4:6]
-    assert past_key is not None and past_value is not None and past_key.shape is not None
+def _bias(editor: GraphEditor, slopes: np.ndarray) -> ir.Value:
+    """The slope of each head, times the place of the key, counted from the last column of the batch."""
+    return editor.once(("bias", slopes.tobytes()), lambda: _new_bias(editor, slopes))
+
+
+def _new_bias(editor: GraphEditor, slopes: np.ndarray) -> ir.Value:
+    add = _adder(editor)
+    ids, mask = (
+        next(x for x in editor.graph.inputs if x.name == name)
+        for name in (contract.INPUT_IDS, contract.ATTENTION_MASK)
+    )
+    int64, float32 = ir.DataType.INT64, ir.DataType.FLOAT
+    one, total = editor.constant(1), contract.TOTAL_AXIS
+    queries = add("Shape", [ids], int64, [1], start=1, end=2)
+    keys = add("Shape", [mask], int64, [1], start=1, end=2)
+    first = add("Sub", [one, add("Squeeze", [keys], int64, [])], int64, [])
+    places = add(
+        "Cast", [add("Range", [first, one, one], int64, [total])], float32, [total], to=float32.value
+    )
+    heads = len(slopes)
+    row = add("Mul", [editor.constant(slopes[None, :, None, None]), places], float32, [1, heads, 1, total])
+    sizes = add("Concat", [editor.constant([1, heads]), queries, keys], int64, [4], axis=0)
+    return add("Expand", [row, sizes], float32, [1, heads, contract.SEQUENCE_AXIS, total])
+
+
+def _replace(
+    editor: GraphEditor,
+    attention: AttentionWithCache,
+    lengths: ir.Value,
+    total: ir.Value,
+    slopes: np.ndarray | None = None,
+    **attributes: Any,
+) -> None:
+    node, qkv, (past_key, past_value) = attention.node, attention.qkv, attention.past
+    assert past_key.shape is not None
     *outer, width = list(past_key.shape)
     assert isinstance(width, int)
     padded = width + -width % CHANNELS
-    queries, keys = (node.attributes[name].as_int() for name in ("q_num_heads", "kv_num_heads"))
-    attributes: dict[str, Any] = {"num_heads": queries, "kv_num_heads": keys}
-    if padded != width or "scale" in node.attributes:
-        attributes["scale"] = node.attributes.get_float("scale", width**-0.5)
+    queries, keys = attention.heads
+    attributes |= {"num_heads": queries, "kv_num_heads": keys}
+    if padded != width or attention.scale is not None:
+        attributes["scale"] = width**-0.5 if attention.scale is None else attention.scale
     resized = partial(_with_width, editor, node)
     if padded == width:
-        whole = _fused_source(node)
-        inputs = list(node.inputs[:3]) if whole is None else [whole, None, None]
+        whole = _fused_source(qkv)
+        inputs = list(qkv) if whole is None else [whole, None, None]
     else:
         heads = (queries, keys, keys)
-        inputs = [resized(x, count, width, padded) for x, count in zip(node.inputs[:3], heads, strict=True)]
+        inputs = [resized(x, count, width, padded) for x, count in zip(qkv, heads, strict=True)]
         past_key.shape = past_value.shape = ir.Shape([*outer, padded])
-    result, *presents = node.outputs
+    result, presents = attention.result, attention.presents
     for present in presents:
         present.shape = past_key.shape
     shape = result.shape if padded == width else _with_channels(result, queries * padded)
-    result, *presents = editor.add(
+    more = [] if slopes is None else [None, None, None, _bias(editor, slopes)]
+    result, *new_presents = editor.add(
         "GroupQueryAttention",
-        [*inputs, past_key, past_value, lengths, total],
+        [*inputs, past_key, past_value, lengths, total, *more],
         [(result.dtype, shape), *((present.dtype, present.shape) for present in presents)],
         before=node,
         domain=CONTRIB,
@@ -156,14 +238,17 @@ def _replace(editor: GraphEditor, node: ir.Node, lengths: ir.Value, total: ir.Va
     )
     if padded != width:
         result = resized(result, queries, padded, width)
-    editor.replace(node, result, *presents)
+    new = dict(zip((attention.result, *presents), (result, *new_presents), strict=True))
+    for old in dict.fromkeys(value.producer() for value in new):
+        assert old is not None
+        editor.replace(old, *(new.get(value, result) for value in old.outputs))
 
 
 def _with_width(
-    editor: GraphEditor, before: ir.Node, x: ir.Value | None, heads: int, width: int, target: int
+    editor: GraphEditor, before: ir.Node, x: ir.Value, heads: int, width: int, target: int
 ) -> ir.Value:
     """(batch, tokens, heads * width) with heads of another width: zeros are added, or channels are cut."""
-    assert x is not None and x.shape is not None
+    assert x.shape is not None
     outer = list(x.shape)[:2]
 
     def add(op_type: str, x: ir.Value, numbers: list[int], *shape: int) -> ir.Value:
@@ -180,10 +265,10 @@ def _with_channels(x: ir.Value, channels: int) -> ir.Shape:
     return ir.Shape([*list(x.shape)[:2], channels])
 
 
-def _fused_source(node: ir.Node) -> ir.Value | None:
+def _fused_source(qkv: Sequence[ir.Value]) -> ir.Value | None:
     """The value that a Split divides into query, key and value; the operator accepts it whole."""
-    producers = {None if x is None else x.producer() for x in node.inputs[:3]}
+    producers = {x.producer() for x in qkv}
     split = producers.pop()
     if producers or split is None or split.op_type != "Split":
         return None
-    return split.inputs[0] if list(split.outputs) == list(node.inputs[:3]) else None
+    return split.inputs[0] if list(split.outputs) == list(qkv) else None

@@ -169,7 +169,7 @@ class CausalInterface(Interface):
         requested = self.options.cache == SHARED
         if not requested and not (external and self.cached and self.opset >= SHARED_FROM):
             return None
-        shared = write_shared(path)
+        shared = write_shared(path, self.context_length)
         if shared is None:
             self.notes.append(no_shared(self.model.name, requested))
         else:

@@ -117,10 +117,10 @@ class PrecisionWriter:
         """
         if not self._graph.with_name(contract.shared_name(self._graph.name)).exists():
             return []
-        shared = write_shared(path)
+        context = _read(self.folder / contract.GENAI_CONFIG)["model"]["context_length"]
+        shared = write_shared(path, context)
         assert shared is not None, f"fp32 has a shared cache, but {precision} none"
         check_graph(shared)
-        context = _read(self.folder / contract.GENAI_CONFIG)["model"]["context_length"]
         difference, tolerance = shared_cache_difference(path, shared, context, exact=False)
         if difference <= tolerance:
             return [note_of(shared, path, difference)]
