@@ -21,7 +21,7 @@ from keras_tx_onnx.quantizing import activation_ranges, agreement, calibrated_bl
 from keras_tx_onnx.quantizing.calibration_inputs import Feed
 from keras_tx_onnx.quantizing.float16 import NEAR_THE_END
 from keras_tx_onnx.quantizing.int8 import BLOCK, Int8Recipe, Range
-from keras_tx_onnx.quantizing.offset_blocks import Blocks, OffsetRecipe
+from keras_tx_onnx.quantizing.offset_blocks import Calibrated, OffsetRecipe
 from keras_tx_onnx.quantizing.weight_blocks import BlockRecipe
 
 # The largest error of an int8 layer, relative to its result. MiniLM's layers lose up to 0.07. In a trained
@@ -77,7 +77,7 @@ class GraphQuantizer:
         self._calibration_name = calibration_name
         self._in_blocks: tuple[str, ...] = ()  # layers of int8
         self._ranges: dict[str, Range] | None = None
-        self._calibrated: dict[str, Blocks] | None = None  # by weight, of int4
+        self._calibrated: Calibrated | None = None  # of int4
 
     def write(self, precision: str, path: Path, also_keep: Sequence[str] = ()) -> contract.Variant:
         """Writes and compares the graph of a precision.
@@ -148,12 +148,12 @@ class GraphQuantizer:
     def _offset_recipe(self) -> OffsetRecipe:
         vocabulary_size = self._vocabulary_size()
         if self._calibrated is None and self._calibration is not None:
-            uncalibrated = OffsetRecipe(vocabulary_size, BLOCK)
+            data = self._calibration_name or calibrated_blocks.described(self._calibration)
+            has_offsets = OffsetRecipe(vocabulary_size, BLOCK).has_offsets
             self._calibrated = calibrated_blocks.calibrated(
-                self.source, self._keep, self._calibration, BLOCK, uncalibrated.has_offsets
+                self.source, self._keep, self._calibration, data, BLOCK, has_offsets
             )
-            self._calibration_name = self._calibration_name or calibrated_blocks.described(self._calibration)
-        return OffsetRecipe(vocabulary_size, BLOCK, self._calibrated, self._calibration_name)
+        return OffsetRecipe(vocabulary_size, BLOCK, self._calibrated)
 
     def _vocabulary_size(self) -> int:
         (logits,) = (spec for spec in self._specs[1] if spec.name == contract.LOGITS)

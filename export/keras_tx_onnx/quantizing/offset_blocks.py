@@ -8,7 +8,8 @@ llama.cpp, keep their values.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import dataclasses
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ import onnx_ir as ir
 
 from keras_tx_onnx.graph.editor import GraphEditor
 from keras_tx_onnx.graph.integer_blocks import packed_halves
-from keras_tx_onnx.quantizing.block_ranges import searched, steps_of
+from keras_tx_onnx.quantizing.block_ranges import LARGEST, searched, steps_of
 from keras_tx_onnx.quantizing.products import Plan, Product, tied_notes, weight_array
 from keras_tx_onnx.quantizing.weight_blocks import FLOAT, ROWS_PER_STEP, BlockQuantizer, BlockRecipe
 
@@ -48,28 +49,36 @@ def packed(steps: np.ndarray, block: int) -> np.ndarray:
     return packed_halves(steps.reshape(len(steps), -1, block))
 
 
+@dataclasses.dataclass(frozen=True)
+class Calibrated:
+    """What calibration data decide.
+
+    Attributes:
+        data: its description.
+        blocks: of weights that were rounded on it, by name.
+        in_8_bits: the names of weights that 4 bits round too coarsely.
+    """
+
+    data: str
+    blocks: Mapping[str, Blocks]
+    in_8_bits: Collection[str]
+
+
 class OffsetRecipe:
     """Stores weights in 4-bit blocks with offsets, and those of tokens and logits in 8-bit blocks.
 
     Args:
         vocabulary_size: of the logits.
         block: numbers that share a scale.
-        calibrated: blocks that were rounded on calibration data, by the weight's name.
-        data: describes the calibration data.
+        calibrated: None rounds each block alone.
     """
 
-    def __init__(
-        self,
-        vocabulary_size: int,
-        block: int,
-        calibrated: Mapping[str, Blocks] | None = None,
-        data: str = "",
-    ):
+    def __init__(self, vocabulary_size: int, block: int, calibrated: Calibrated | None = None):
         self.name = f"4 bits in blocks of {block} with offsets, 8 bits for tokens and logits"
         if calibrated is not None:
-            self.name += f", rounded on {data}"
+            self.name += f", rounded on {calibrated.data}"
         self._vocabulary_size, self._block = vocabulary_size, block
-        self._calibrated = calibrated or {}
+        self._calibrated = calibrated or Calibrated("", {}, ())
         self._tables = BlockRecipe(8, block)
 
     def apply(self, editor: GraphEditor, plan: Plan) -> list[str]:
@@ -90,7 +99,8 @@ class OffsetRecipe:
         inner, outer = kernel.shape
         if outer == self._vocabulary_size or inner % self._block:
             return self._tables.squared_steps(kernel)
-        return np.square(offset_blocks(kernel.T, self._block)[1])
+        blocks = kernel.T.reshape(outer, -1, self._block)
+        return np.square((blocks.max(axis=2) - blocks.min(axis=2)) / LARGEST)
 
     def input_step(self, low: float, high: float) -> float:
         return self._tables.input_step(low, high)
@@ -99,7 +109,7 @@ class OffsetRecipe:
 class _OffsetQuantizer(BlockQuantizer):
     """Replaces products by those with blocks and offsets; blocks must not be partial."""
 
-    def __init__(self, editor: GraphEditor, block: int, calibrated: Mapping[str, Blocks]):
+    def __init__(self, editor: GraphEditor, block: int, calibrated: Calibrated):
         super().__init__(editor, BITS, block)
         self._calibrated = calibrated
         self._in_8_bits = BlockQuantizer(editor, 8, block)
@@ -114,6 +124,8 @@ class _OffsetQuantizer(BlockQuantizer):
 
     def quantize_product(self, product: Product) -> None:
         reason = _reason_against(product, self._block)
+        if product.weight.name in self._calibrated.in_8_bits:
+            reason = "4 bits round them the most coarsely"
         if reason is None:
             super().quantize_product(product)
         else:
@@ -145,7 +157,7 @@ class _OffsetQuantizer(BlockQuantizer):
 
         def make() -> tuple[ir.Value, ir.Value, ir.Value]:
             array, name = weight_array(weight), str(weight.name)
-            blocks = self._calibrated.get(name)
+            blocks = self._calibrated.blocks.get(name)
             if blocks is None:
                 blocks = offset_blocks(array if transposed else array.T, self._block)
             steps, scales, least = blocks
