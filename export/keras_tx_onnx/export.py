@@ -31,7 +31,7 @@ from keras_tx_onnx.reading.keras_patches import patched
 from keras_tx_onnx.reading.signature import as_functional
 from keras_tx_onnx.report import Report
 from keras_tx_onnx.targets import TargetGraphs, sizes_of, targets_of
-from keras_tx_onnx.verifying.model_weights import weights_in_memory
+from keras_tx_onnx.verifying.model_weights import common_weights
 from keras_tx_onnx.verifying.verification import verify_adapter, verify_graphs
 
 
@@ -152,13 +152,13 @@ def export_onnx(
                 separate.write(partial)
         if verify:
             with _timed(seconds, "verify"):
-                parity, notes = verify_graphs(interface, graphs)
+                parity, notes, weights = verify_graphs(interface, graphs)
                 notes += targets.verify()
                 for each in beside:
                     adapter_parities[each.name] = verify_adapter(interface, graphs, each, partial)
                 if shared is not None:
                     exact = interface.tolerance == tolerances.FLOAT32
-                    weights = weights_in_memory(graphs[-1].context.graph, shared)
+                    weights = common_weights(weights, path, shared)
                     context, farthest = interface.context_length, interface.farthest
                     difference = check_shared(path, shared, context, exact, weights, farthest)
         if shared is not None:

@@ -118,8 +118,9 @@ class TargetGraphs:
         notes = []
         for graph in self.others:
             assert graph.exported is not None
-            graph.parity, more = verify_graphs(graph.interface, [graph.exported])
-            notes += [f"{contract.target_name(graph.targets[0])}: {note}" for note in more]
+            verified = verify_graphs(graph.interface, [graph.exported])
+            graph.parity = verified.parity
+            notes += [f"{contract.target_name(graph.targets[0])}: {note}" for note in verified.notes]
         return notes
 
     def records(self) -> dict[str, contract.TargetGraph | None]:

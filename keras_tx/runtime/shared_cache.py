@@ -236,15 +236,16 @@ def shared_cache_difference(
         return _difference(plain, decoder, exact, longest), contract.FLOAT32 if exact else contract.ROUNDED
 
 
-def _difference(plain: Decoder, shared: Decoder, batched: bool, longest: int, steps: int = 4) -> float:
+def _difference(plain: Decoder, shared: Decoder, batched: bool, longest: int, steps: int = 2) -> float:
     """The largest difference of logits, in units of their scale, over a prefill and several decode steps.
 
-    Texts of different lengths run in one batch if `batched`: a graph that rounds to int8 by the range of a
-    whole batch computes other logits for a text in a batch.
+    A text runs alone, then texts of different lengths in one batch, two of which the shared cache prefills
+    together. All run alone unless `batched`: a graph that rounds to int8 by the range of a whole batch
+    computes other logits for a text in a batch.
     """
     random = np.random.default_rng(0)
     longest = max(1, min(longest, plain.context - steps))
-    lengths = sorted({longest, (longest + 1) // 2, 1}, reverse=True)
+    lengths = sorted({longest, (7 * longest + 1) // 8, 1}, reverse=True)
     texts = [random.integers(0, plain.vocabulary_size, length).tolist() for length in lengths]
     continuations = random.integers(0, plain.vocabulary_size, (steps, len(texts))).tolist()
     worst = 0.0

@@ -90,16 +90,13 @@ def test_names_and_shapes_follow_the_contract(tmp_path):
     assert report.manifest.parity.cases == (
         "batch 1, length 16",
         "batch 1, length 16, in chunks",
-        "batch 1, length 16, last token alone",
         "batch 1, length 16, padded on the left",
         "batch 6, length 8, every mask",
-        "batch 6, length 8, every mask, in chunks",
-        "batch 6, length 8, every mask, last token alone",
-        "batch 6, length 8, every mask, padded on the left",
+        "batch 6, length 8, every mask, padded on the left, in chunks",
         "batch 2, length 4, masks right left",
         "batch 2, length 4, masks right left, in chunks",
-        "batch 2, length 4, masks right left, last token alone",
         "batch 2, length 4, masks right left, padded on the left",
+        "batch 2, length 4, masks right left, last token alone",
         "batch 1, length 1",
         "batch 1, length 24",
     )

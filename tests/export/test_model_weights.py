@@ -6,6 +6,7 @@ from pathlib import Path
 
 import keras
 import numpy as np
+import onnx
 import pytest
 from keras import layers
 
@@ -18,7 +19,7 @@ from keras_tx_onnx.graph.model_file import write_graph
 from keras_tx_onnx.interfaces.choice import choose_interface
 from keras_tx_onnx.interfaces.model_graph import graph_of
 from keras_tx_onnx.reading.signature import as_functional
-from keras_tx_onnx.verifying.model_weights import weights_in_memory
+from keras_tx_onnx.verifying.model_weights import common_weights, weights_in_memory
 from tests.drawing import as_numpy, draw, redraw
 from tests.tolerances import assert_close
 
@@ -63,3 +64,16 @@ def test_other_bytes_in_the_file_raise(written):
     data.write_bytes(content)
     with pytest.raises(ExportError, match=r"model.onnx_data .*'second/kernel'"):
         weights_in_memory(graph, path)
+
+
+def test_second_graph_has_the_weights_that_it_reads_from_the_same_place(written):
+    graph, path = written
+    weights = weights_in_memory(graph, path)
+    other = path.with_name("other.onnx")
+    model = onnx.load(path, load_external_data=False)
+    onnx.save(model, other)
+    assert set(common_weights(weights, path, other).arrays) == {"first/kernel", "second/kernel"}
+    moved = next(x for x in model.graph.initializer if x.name == "second/kernel")
+    next(entry for entry in moved.external_data if entry.key == "offset").value = "0"
+    onnx.save(model, other)
+    assert set(common_weights(weights, path, other).arrays) == {"first/kernel"}

@@ -157,8 +157,13 @@ class Interface(abc.ABC):
         """Runs the graph on an example."""
         return Session.run
 
-    def other_runs(self, feed: Feed) -> dict[str, OtherRun]:
-        """Other ways to compute the same outputs, by name."""
+    def other_runs(self, feed: Feed, batch: int) -> dict[str, OtherRun]:
+        """Other ways to compute the same outputs, by name.
+
+        Args:
+            feed: inputs of the graph.
+            batch: the index of their batch among those of the verification.
+        """
         return {}
 
     def last_runs(self, feed: Feed, count: int) -> dict[str, OtherRun]:

@@ -41,9 +41,13 @@ from keras_tx_onnx.reading import functional_graph, symbolic_sizes
 from keras_tx_onnx.reading.signature import Functional
 
 PADDING = 7  # columns before the texts of an example; a mask with this period is unlikely
-STEPS = 8  # single decode steps in an example
+STEPS = 3  # single decode steps in an example: behind a chunk, behind a step, and the last one
 TOKENS = (contract.BATCH_AXIS, contract.SEQUENCE_AXIS)
 SHARED = "shared"
+PADDED, LAST_TOKEN = "padded on the left", "last token alone"
+# The other runs of each batch of the cases, which cost most of the time of the verification. Each way runs on
+# the longest texts, and with every mask; only the number of logits to return depends on neither.
+RUNS = ((IN_CHUNKS, PADDED), (f"{PADDED}, {IN_CHUNKS}",), (IN_CHUNKS, PADDED, LAST_TOKEN))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,26 +146,27 @@ class CausalInterface(Interface):
     def run(self) -> Run:
         return partial(_run_masked, self.outputs[0])
 
-    def other_runs(self, feed: Feed) -> dict[str, OtherRun]:
-        """Prefill in chunks and decode steps, with the last logits alone, and after more padding.
+    def other_runs(self, feed: Feed, batch: int) -> dict[str, OtherRun]:
+        """Prefill in chunks and decode steps, more padding, both at once, and the last logits alone.
 
-        The chunks are a half and a quarter of the tokens, then the others, the last as decode steps.
+        The chunks are a half and a quarter of the columns, then the others, the last as decode steps.
         """
         if not self.cached:
             return {}
         length = feed[contract.INPUT_IDS].shape[1]
-        chunks = chunk_sizes(length)
-        return {
-            **({IN_CHUNKS: _in_chunks(chunks)} if len(chunks) > 1 else {}),
-            "last token alone": _in_chunks([length], last=1),
-            "padded on the left": OtherRun(_run_padded),
+        runs = {
+            IN_CHUNKS: _other_run(chunk_sizes(length)),
+            PADDED: _other_run([length + PADDING], PADDING),
+            f"{PADDED}, {IN_CHUNKS}": _other_run(chunk_sizes(length + PADDING), PADDING),
+            LAST_TOKEN: _other_run([length], last=1),
         }
+        return {name: runs[name] for name in RUNS[batch] if name != IN_CHUNKS or length > 1}
 
     def last_runs(self, feed: Feed, count: int) -> dict[str, OtherRun]:
         length = feed[contract.INPUT_IDS].shape[1]
         return {
-            "in one call": _in_chunks([length], last=count),
-            IN_CHUNKS: _in_chunks(chunk_sizes(length), last=count),
+            "in one call": _other_run([length], last=count),
+            IN_CHUNKS: _other_run(chunk_sizes(length), last=count),
         }
 
     def write_second_graph(self, path: Path, external: bool) -> Path | None:
@@ -291,24 +296,19 @@ def _run_masked(output: str, session: Session, feed: Feed) -> Feed:
     return {**outputs, output: _zero_at_padding(outputs[output], feed[contract.ATTENTION_MASK])}
 
 
-def _in_chunks(chunks: list[int], last: int | None = None) -> OtherRun:
-    return OtherRun(partial(_run_masked_chunks, chunks, last=last), last)
+def _other_run(chunks: list[int], padding: int = 0, last: int | None = None) -> OtherRun:
+    return OtherRun(partial(_run_otherwise, chunks, padding, last), last)
 
 
-def _run_masked_chunks(chunks: list[int], session: Session, feed: Feed, last: int | None = None) -> Feed:
-    outputs = run_in_chunks(session, feed, chunks, last)
-    mask = feed[contract.ATTENTION_MASK]
-    return {name: _zero_at_padding(x, mask[:, -x.shape[1] :]) for name, x in outputs.items()}
-
-
-def _run_padded(session: Session, feed: Feed) -> Feed:
-    """The logits of texts in later columns of the batch, after padding, which must not change them."""
+def _run_otherwise(chunks: list[int], padding: int, last: int | None, session: Session, feed: Feed) -> Feed:
+    """The logits, computed in chunks, of texts in later columns: padding before them must not change them."""
     tokens = {
-        name: np.pad(feed[name], ((0, 0), (PADDING, 0)))
+        name: np.pad(feed[name], ((0, 0), (padding, 0)))
         for name in (contract.INPUT_IDS, contract.ATTENTION_MASK, contract.POSITION_IDS)
     }
-    logits = session.run({**feed, **tokens})[contract.LOGITS][:, PADDING:]
-    return {contract.LOGITS: _zero_at_padding(logits, feed[contract.ATTENTION_MASK])}
+    logits = run_in_chunks(session, {**feed, **tokens}, chunks, last)[contract.LOGITS]
+    logits = logits[:, padding:] if last is None else logits
+    return {contract.LOGITS: _zero_at_padding(logits, feed[contract.ATTENTION_MASK][:, -logits.shape[1] :])}
 
 
 def run_in_chunks(session: Session, feed: Feed, chunks: list[int], last: int | None = None) -> Feed:

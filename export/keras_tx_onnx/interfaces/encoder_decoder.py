@@ -216,7 +216,7 @@ class TargetDecoder(_Part):
         names = (name.format(index) for index in range(depth) for name in contract.SEQ2SEQ_PAST)
         return [contract.TensorSpec(name, "float32", shape) for name in names]
 
-    def other_runs(self, feed: Feed) -> dict[str, OtherRun]:
+    def other_runs(self, feed: Feed, batch: int) -> dict[str, OtherRun]:
         """A half and a quarter of the target, then the others, the last as decode steps."""
         chunks = chunk_sizes(feed[contract.INPUT_IDS].shape[1])
         return {IN_CHUNKS: OtherRun(partial(run_in_chunks, chunks))} if len(chunks) > 1 else {}

@@ -73,11 +73,12 @@ def cases_of(interface: Interface, run: RunKeras, parameters: int, bounds: Seque
         parameters: the model's number of parameters.
         bounds: of the dynamic axes, within which the graph is correct.
     """
-    builder = _CaseBuilder(interface, run, tuple(bounds))
-    builder.add_grid()
-    builder.add_distant()
     needed = interface.farthest + STEP if interface.farthest and not interface.context_length else 0
-    builder.add_extremes(min(LONGEST, max(COST // max(parameters, 1), needed)))
+    longest = min(LONGEST, max(COST // max(parameters, 1), needed))
+    builder = _CaseBuilder(interface, run, tuple(bounds))
+    builder.add_grid(longest)
+    builder.add_distant()
+    builder.add_extremes(longest)
     return builder.cases
 
 
@@ -89,22 +90,25 @@ class _CaseBuilder:
     cases: list[Case] = dataclasses.field(default_factory=list)
     used: list[Sizes] = dataclasses.field(default_factory=list)  # by a case or an attempt
 
-    def add_grid(self) -> None:
+    def add_grid(self, longest: int) -> None:
+        """Adds the cases of the grid; the first has the longest size, unless that is twice as long."""
         varies = self.interface.axes and not self.interface.pictures
         grid = DECODER_GRID if self.interface.context_length else GRID
         for index, (batch, masks, length) in enumerate(grid if varies else grid[:2]):
+            if index == 0 and self.interface.sequences and len(self.interface.axes) == 1:
+                length = longest if length < longest < 2 * length else length
             choices = self.choices(length, descending=index % 2 == 1)
             for rows in self.rows(batch, masks):
                 within = [sizes for sizes in choices if self.is_within(rows, sizes)]
                 if within or not self.bounds:
-                    self.add_case(rows, within)
+                    self.add_case(rows, within, index)
         if not self.cases:
             raise ExportError(
                 f"No size of the verification is within the bounds of the model ({'; '.join(self.bounds)}). "
                 "Change the sizes that its layers compare with, or pass verify=False."
             )
 
-    def add_case(self, masks: Masks, choices: Sequence[Sizes]) -> None:
+    def add_case(self, masks: Masks, choices: Sequence[Sizes], batch: int) -> None:
         """Adds the case of the first sizes that Keras accepts with finite outputs, and its other runs."""
         seed = len(self.used)
         refusals: list[str] = []
@@ -114,14 +118,14 @@ class _CaseBuilder:
             if isinstance(case, Case) and case.is_finite:
                 self.used.append(sizes)
                 self.cases.append(case)
-                self.add_runs(case, self.interface.other_runs(case.feed))
+                self.add_runs(case, self.interface.other_runs(case.feed, batch))
                 return
             if isinstance(case, Case):
                 infinite.append(case)
             else:
                 refusals.append(f"{_name(sizes, masks)}; {case}")
         if infinite and "none" in masks:  # in Keras, the mean of no token is NaN
-            self.add_case(["all" if kind == "none" else kind for kind in masks], choices)
+            self.add_case(["all" if kind == "none" else kind for kind in masks], choices, batch)
         elif infinite:
             raise ExportError(
                 f"Keras's own outputs are not finite in the case {infinite[0].name!r}. Check the weights, or "

@@ -24,7 +24,7 @@ def weights_in_memory(graph: ir.Graph, path: Path) -> SharedWeights:
 
     Args:
         graph: the graph before it was written.
-        path: the file of the graph, or of another graph with the same weights.
+        path: the file of the graph.
 
     Raises:
         ExportError: if the data file has other bytes.
@@ -36,6 +36,19 @@ def weights_in_memory(graph: ir.Graph, path: Path) -> SharedWeights:
             _check_file(path.parent / tensor.location, tensor, array)
             arrays[tensor.name] = array
     return SharedWeights(arrays, [])
+
+
+def common_weights(weights: SharedWeights, path: Path, other: Path) -> SharedWeights:
+    """The weights in memory that another graph reads from the same places of the data file.
+
+    Args:
+        weights: those of the first graph, which were compared with the file.
+        path: the file of the first graph.
+        other: the file of the other graph, beside it.
+    """
+    tensors = set(external_tensors(path))
+    common = [tensor.name for tensor in external_tensors(other) if tensor in tensors]
+    return SharedWeights({name: weights.arrays[name] for name in common if name in weights.arrays}, [])
 
 
 def _array(graph: ir.Graph, tensor: ExternalTensor) -> np.ndarray | None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from keras_tx import contract
 from keras_tx.errors import ExportError
 from keras_tx.runtime.adapter_file import read_adapter_file
+from keras_tx.runtime.shared_weights import SharedWeights
 from keras_tx_onnx.errors import one_line
 from keras_tx_onnx.graph import unpadding
 from keras_tx_onnx.graph.adapter_ports import REMEDY
@@ -23,19 +25,31 @@ from keras_tx_onnx.verifying.generated_text import compare_generation
 from keras_tx_onnx.verifying.model_weights import weights_in_memory
 
 
-def verify_graphs(interface: Interface, graphs: Sequence[Exported]) -> tuple[contract.Parity, list[str]]:
+class Verified(NamedTuple):
+    """What the comparison of graphs with Keras showed.
+
+    Attributes:
+        parity: the result.
+        notes: about outputs and branches that the cases do not test.
+        weights: weights of the main graph that are in memory and equal those in its data file.
+    """
+
+    parity: contract.Parity
+    notes: list[str]
+    weights: SharedWeights
+
+
+def verify_graphs(interface: Interface, graphs: Sequence[Exported]) -> Verified:
     """Compares the graphs of an export with Keras, each alone, and then text that they generate together.
 
     Raises:
         ExportError: if a graph differs from Keras. The message names the first layer that differs.
-
-    Returns:
-        The result of all graphs, and notes about outputs and branches that the cases do not test.
     """
     results = [verify_graph(each.interface, each.context, each.path) for each in graphs]
-    notes = [note for _, notes in results for note in notes]
+    notes = [note for result in results for note in result.notes]
     try:
-        return _together(interface, graphs, [parity for parity, _ in results]), notes
+        parity = _together(interface, graphs, [result.parity for result in results])
+        return Verified(parity, notes, results[-1].weights)
     except ExportError as error:
         raise ExportError(f"{error} No folder was written.") from None
 
@@ -57,18 +71,13 @@ def _together(
     return contract.Parity(largest, parities[0].tolerance, tuple(cases))
 
 
-def verify_graph(
-    interface: Interface, context: GraphContext, path: Path
-) -> tuple[contract.Parity, list[str]]:
+def verify_graph(interface: Interface, context: GraphContext, path: Path) -> Verified:
     """Compares a graph with Keras on all cases, and raises an ExportError that names the layer that differs.
 
     Args:
         interface: the interface of the model.
         context: of the lowering that produced the graph.
         path: the graph.
-
-    Returns:
-        The result, and notes about outputs and branches that the cases do not test.
     """
     outputs = [str(value.name) for value in context.graph.outputs][: len(interface.outputs)]
     run_keras = expected_of(interface)
@@ -92,7 +101,7 @@ def verify_graph(
         notes += evidence.compare_weak_outputs(interface, path, cases, weak) if weak else []
         if branching:
             notes += branches.compare_untested(path, cases, run_keras, compare, context.predicates)
-        return parity, notes
+        return Verified(parity, notes, weights)
     except ExportError as error:
         remedy = (
             "If tokens are related outside of attention, export with cache=False. "

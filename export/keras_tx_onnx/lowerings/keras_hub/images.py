@@ -56,12 +56,12 @@ def _prompted(x: Any) -> Any:
     example=_prompted,
     shape=(4, 4),
     nodes=(
-        "Gather Reshape Round Reshape Slice Expand CumSum Sub CumSum Sub Div Div Unsqueeze Unsqueeze Concat Mul "
-        "Sub MatMul Mul Sin Cos Concat Add Range Gather Div Gather Div Unsqueeze Unsqueeze Concat Mul Sub MatMul "
-        "Mul Sin Cos Concat Unsqueeze Shape Squeeze Unsqueeze Concat Expand Equal Gather Add Gather Add Where "
-        "Equal Gather Where Add Gather Div Gather Div Unsqueeze Unsqueeze Concat Mul Sub MatMul Mul Sin Cos "
-        "Concat Gather Gather Add Gather Gather Add Unsqueeze Unsqueeze Concat Concat Reshape Concat Equal "
-        "Squeeze If Unsqueeze"
+        "Gather Reshape Round Reshape Slice Expand CumSum Sub CumSum Sub Div Div Unsqueeze Unsqueeze Concat "
+        "Mul Sub MatMul Mul Sin Cos Concat Add Range Gather Div Gather Div Unsqueeze Unsqueeze Concat Mul "
+        "Sub MatMul Mul Sin Cos Concat Unsqueeze Shape Squeeze Unsqueeze Concat Expand Equal Gather Add "
+        "Gather Add Where Equal Gather Where Add Gather Div Gather Div Unsqueeze Unsqueeze Concat Mul Sub "
+        "MatMul Mul Sin Cos Concat Gather Gather Add Gather Gather Add Unsqueeze Unsqueeze Concat Concat "
+        "Reshape Concat Equal Squeeze If Unsqueeze"
     ),
 )
 def prompt_encoder(
