@@ -164,6 +164,7 @@ def test_saved_and_loaded(tmp_path: Any):
     assert loaded.chunk_size is None
 
 
+@pytest.mark.exports
 def test_a_trained_model_is_exported(tmp_path: Any):
     _, model = trained(classifier, chunk_size=3)
     report = export_onnx(model, tmp_path / "folder")
