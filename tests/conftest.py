@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import random
 import sys
 from collections.abc import Callable, Iterator
@@ -40,7 +41,7 @@ QUICK = {
 
 
 def is_thorough(item: pytest.Item) -> bool:
-    return any(mark.name in ("slow", "thorough") for mark in item.iter_markers())
+    return any(mark.name in ("slow", "thorough", "combinations") for mark in item.iter_markers())
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m selects
@@ -51,7 +52,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Keeps what is imported out of garbage collection, which otherwise is a tenth of the time of a run."""
+    """Keeps what is imported out of garbage collection, which otherwise is a tenth of the time of a run.
+
+    On JAX, compiling is most of what the tests take: each operation anew for each shape.
+    """
+    if "jax" in sys.modules and os.environ.get("KERAS_BACKEND") == "jax":
+        sys.modules["jax"].config.update("jax_disable_most_optimizations", True)
     shorten_collections()
     gc.set_threshold(10_000, 10, 20)
 
@@ -112,18 +118,3 @@ def without_training_packages() -> Callable[[str], list[str]]:
         return [sys.executable, "-W", "error", "-c", guard + code]
 
     return command
-
-
-@pytest.fixture(scope="module")
-def unoptimized_jax() -> Iterator[None]:
-    """Eager JAX compiles each operation anew for each shape, which is most of what these tests take."""
-    import keras
-
-    if keras.backend.backend() != "jax":
-        yield
-        return
-    import jax
-
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -21,10 +22,23 @@ def tiny() -> Any:
     return keras_tx.bert("tiny", vocabulary_size=size, depth=3, head=head, processing=processing)
 
 
+@pytest.fixture
+def eager_functions() -> Iterator[None]:
+    """Tracing and compiling the steps is most of what this benchmark takes at a small size."""
+    tf = pytest.importorskip("tensorflow")
+    tf.config.run_functions_eagerly(True)
+    yield
+    tf.config.run_functions_eagerly(False)
+
+
 def rows_of(table: str) -> list[list[str]]:
     return [line.strip("| ").split(" | ") for line in table.splitlines()[4:]]
 
 
+@pytest.mark.filterwarnings(
+    "ignore:Even though the .tf.config.experimental_run_functions_eagerly:UserWarning"
+)
+@pytest.mark.usefixtures("eager_functions")
 def test_the_tables():
     whole, lora = rows_of(low_rank_reviews.time_table(tiny, PARTS, 1, 4))
     assert (whole[0], lora[0]) == ("whole", "lora")

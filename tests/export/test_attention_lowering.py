@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from keras_tx.layers import MultiHeadAttention, RelativePositionBias, TransformerBlock
+from tests.covering import covering
 from tests.drawing import draw, redraw
 from tests.export.exporting import exported, nodes_of, outputs_of, run
 from tests.tolerances import assert_close
@@ -194,10 +195,12 @@ def axes_of(array: np.ndarray, name: str, dtype: str | None = None) -> keras.Ker
     return keras.Input(batch_shape=static, dtype=dtype, name=name)
 
 
-@OPSETS
-@pytest.mark.parametrize("options", [{}, {"causal": True, "kv_heads": 2}], ids=str)
-@pytest.mark.parametrize("axes", SHAPES)
-@pytest.mark.parametrize("others", [(), ("padding",), ("bias",), ("padding", "bias")], ids=str)
+@covering(
+    others=[(), ("padding",), ("bias",), ("padding", "bias")],
+    axes=list(SHAPES),
+    options=[{}, {"causal": True, "kv_heads": 2}],
+    opset=[17, 23, 24],
+)
 def test_attention_mask(others: tuple, axes: str, options: dict, opset: int, tmp_path):
     array = SHAPES[axes]
     x, value, mask = tokens(), tokens("value", 12), axes_of(array, "attention_mask", "bool")

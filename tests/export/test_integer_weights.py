@@ -18,6 +18,7 @@ from keras_tx.runtime import load
 from keras_tx_onnx import compare, export_onnx, tolerances
 from keras_tx_onnx.graph.integer_weights import IntegerWeight, Layout
 from keras_tx_onnx.reading import quantized_layers
+from tests.covering import covering
 from tests.drawing import redraw
 from tests.export.exporting import exported, nodes_of, outputs_of, run
 from tests.tolerances import assert_close
@@ -102,9 +103,7 @@ def largest_float(folder: Path) -> int:
 # -- int4 ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("opset", [17, 23])
-@pytest.mark.parametrize("block_size", [None, 16, 24, 32, 128])
-@pytest.mark.parametrize("body", [dense, heads], ids=lambda body: body.__name__)
+@covering(body=[dense, heads], block_size=[None, 16, 24, 32, 128], opset=[17, 23])
 def test_int4(body, block_size: int | None, opset: int, tmp_path):
     model = model_of(body())
     model.quantize(config=quantizers.Int4QuantizationConfig(block_size=block_size))
@@ -146,9 +145,7 @@ def test_int4_of_other_products(block_size: int | None, tmp_path):
     assert largest_float(tmp_path / "out") <= 120 * 3
 
 
-@pytest.mark.parametrize("block_size", [None, 16, 24])
-@pytest.mark.parametrize("rank", [2, 3])
-@pytest.mark.parametrize("tied", [True, False])
+@covering(tied=[True, False], rank=[2, 3], block_size=[None, 16, 24])
 def test_reversible_embedding(tied: bool, rank: int, block_size: int | None, tmp_path):
     ids = keras.Input((None,), name="ids", dtype="int32")
     layer = layers.ReversibleEmbedding(IDS, 37, tie_weights=tied, logit_soft_cap=5.0)

@@ -9,6 +9,7 @@ from keras import layers
 
 from keras_tx.errors import ExportError
 from keras_tx_onnx import export_onnx
+from tests.covering import covering
 from tests.drawing import draw, redraw
 from tests.export.exporting import exported, nodes_of, outputs_of, run
 from tests.naming import shown
@@ -126,9 +127,7 @@ def test_attention_masks(options: dict, shape: tuple, make, opset: int, tmp_path
     check(keras.Model([q, v, mask], outputs), opset, tmp_path, queries, values, make)
 
 
-@OPSETS
-@pytest.mark.parametrize("layer", [multi, grouped])
-@pytest.mark.parametrize("options", [{}, {"dropout": 0.1}], ids=shown)
+@covering(layer=[multi, grouped], options=[{}, {"dropout": 0.1}], opset=[17, 23, 26])
 def test_masks_of_values_and_keys(layer, options: dict, opset: int, tmp_path):
     """For a query without any key, Keras computes the mean of all values, or zero with dropout."""
     q, v = tokens("q"), tokens("v")
@@ -161,20 +160,20 @@ def test_attention_over_other_axes_raises(tmp_path):
         export_onnx(model, tmp_path / "out", verify=False)
 
 
-@OPSETS
-@pytest.mark.parametrize("layer", [layers.Attention, layers.AdditiveAttention])
-@pytest.mark.parametrize("options", [{}, {"use_scale": True}, {"use_scale": False}], ids=shown)
-@pytest.mark.parametrize("scores", [False, True])
-@pytest.mark.parametrize("causal", [False, True])
+@covering(
+    layer=[layers.Attention, layers.AdditiveAttention],
+    options=[{}, {"use_scale": True}, {"use_scale": False}],
+    scores=[False, True],
+    causal=[False, True],
+    opset=[17, 23, 26],
+)
 def test_plain_attention(layer, options: dict, scores: bool, causal: bool, opset: int, tmp_path):
     q, v, k = tokens("q"), tokens("v"), tokens("k")
     outputs = layer(**options)([q, v, k], return_attention_scores=scores, use_causal_mask=causal)
     check(keras.Model([q, v, k], outputs), opset, tmp_path, queries, values, keys)
 
 
-@OPSETS
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("name", ["dot", "concat", "additive"])
+@covering(name=["dot", "concat", "additive"], causal=[False, True], opset=[17, 23, 26])
 def test_plain_attention_with_masks(name: str, causal: bool, opset: int, tmp_path):
     q, v = tokens("q"), tokens("v")
     of_queries, of_values = (keras.Input((None,), dtype="bool", name=n) for n in ("of_queries", "of_values"))

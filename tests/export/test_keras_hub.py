@@ -20,6 +20,7 @@ import keras_tx_onnx.lowerings.keras_hub  # noqa: F401  registers them
 from keras_tx.errors import ExportError
 from keras_tx_onnx import export_onnx
 from keras_tx_onnx.reading.registry import registered
+from tests.covering import covering
 from tests.drawing import draw, redraw
 from tests.export.exporting import example_input, example_model, exported, nodes_of, outputs_of, run
 from tests.tolerances import assert_close
@@ -81,9 +82,7 @@ BLOCKS: dict[str, Callable[..., Any]] = {
 }
 
 
-@pytest.mark.parametrize("opset", [17, 23])
-@pytest.mark.parametrize("sides", ["right", "left", "nothing"])
-@pytest.mark.parametrize("name", BLOCKS)
+@covering(name=list(BLOCKS), sides=["right", "left", "nothing"], opset=[17, 23])
 def test_masks_equal_keras_at_every_length(name: str, sides: str, opset: int, tmp_path):
     model = model_of(BLOCKS[name])
     folder = exported(model, tmp_path / "out", opset=opset)

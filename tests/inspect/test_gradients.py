@@ -24,8 +24,6 @@ from tests.drawing import as_numpy, draw, redraw
 from tests.tolerances import HALF, assert_close
 from tests.weights.small_models import bert, load_in_transformers
 
-pytestmark = pytest.mark.usefixtures("unoptimized_jax")
-
 IMAGES = draw(2, 8, 8, 3)
 MASK = np.array([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
 IDS = np.where(MASK, np.random.default_rng(3).integers(4, 30, MASK.shape), 0)

@@ -1,4 +1,4 @@
-"""Keras's own layer checks as a fixture, and a JAX that compiles fast."""
+"""Keras's own layer checks as a fixture."""
 
 from __future__ import annotations
 
@@ -8,11 +8,6 @@ from typing import Any
 import keras
 import pytest
 from keras.src.testing import TestCase
-
-
-@pytest.fixture(autouse=True, scope="module")
-def unoptimized(unoptimized_jax: None) -> None:
-    """Applies to all tests of layers."""
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import pytest
 
 from keras_tx.errors import ConfigError
 from keras_tx.layers import FeedForward, MultiHeadAttention, PositionalEmbedding, TransformerBlock
+from tests.covering import covering
 from tests.drawing import as_numpy, built, draw, redraw
 from tests.tolerances import FP32, HALF, UNIT_ROUNDOFF, assert_close
 
@@ -237,11 +238,13 @@ def projected(layer: MultiHeadAttention, name: str, x: np.ndarray, heads: int) -
     return y.reshape(*x.shape[:2], heads, -1).transpose(0, 2, 1, 3)  # (b, heads, s, d)
 
 
-@pytest.mark.parametrize("normalized", [False, True, "rms"], ids=["", "norms", "rms"])
-@pytest.mark.parametrize("biased", [False, True], ids=["", "bias"])
-@pytest.mark.parametrize("masked", [False, True], ids=["", "padding"])
-@pytest.mark.parametrize("kind", ["self", "causal", "cross"])
-@pytest.mark.parametrize("kv_heads", [4, 2, 1])
+@covering(
+    kv_heads=[4, 2, 1],
+    kind=["self", "causal", "cross"],
+    masked={"": False, "padding": True},
+    biased={"": False, "bias": True},
+    normalized={"": False, "norms": True, "rms": "rms"},
+)
 def test_equals_torch(kv_heads, kind, masked, biased, normalized):
     torch = pytest.importorskip("torch", reason='needs torch: pip install "keras-tx[parity]"')
     x = draw(2, 5, 12)
@@ -280,9 +283,11 @@ def test_equals_torch(kv_heads, kind, masked, biased, normalized):
     assert_close(as_numpy(layer(*args, **arguments)), expected + as_numpy(layer.output_projection.bias))
 
 
-@pytest.mark.parametrize("masked", [False, True], ids=["", "padding"])
-@pytest.mark.parametrize("kind", ["self", "causal", "cross"])
-@pytest.mark.parametrize("kv_heads", [4, 2])
+@covering(
+    kv_heads=[4, 2],
+    kind=["self", "causal", "cross"],
+    masked={"": False, "padding": True},
+)
 def test_equals_keras(kv_heads, kind, masked):
     x = draw(2, 5, 12)
     context = draw(2, 7, 10, seed=2) if kind == "cross" else x
@@ -313,9 +318,11 @@ def test_equals_keras(kv_heads, kind, masked):
 RANDOM_MASK = np.random.default_rng(7).random((2, 4, 5, 7)) > 0.4
 
 
-@pytest.mark.parametrize("value_dim", [None, 5])
-@pytest.mark.parametrize("axes", ["", "TS", "BTS", "B1TS", "1HTS", "BHTS"])
-@pytest.mark.parametrize("arguments", ["query, value", "query, value, key"])
+@covering(
+    arguments=["query, value", "query, value, key"],
+    axes=["", "TS", "BTS", "B1TS", "1HTS", "BHTS"],
+    value_dim=[None, 5],
+)
 def test_equals_keras_with_the_same_arguments(arguments, axes, value_dim):
     query, value, key = draw(2, 5, 12), draw(2, 7, 10, seed=2), draw(2, 7, 9, seed=3)
     args = (query, value, key)[: len(arguments.split(", "))]

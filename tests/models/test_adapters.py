@@ -282,6 +282,7 @@ def test_copies_and_checkpoints_are_merged(tmp_path: Path):
         assert_close(outputs_of(saved), outputs_of(model))
 
 
+@pytest.mark.exports
 def test_exported_folders_are_merged(model, tmp_path: Path):
     report = export_onnx(drawn(keras_tx.lora(model, 2)), tmp_path / "folder")
     assert report.manifest.parity is not None and report.manifest.parity.max_difference < 1e-4

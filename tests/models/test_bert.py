@@ -208,8 +208,8 @@ def test_every_head_trains_is_saved_and_trains_on(head, tmp_path):
     ids = np.random.default_rng(0).integers(1, 30, (8, 6))
     ids[4:, 4:] = 0
     labels = labels_for(head, ids)
-    model.compile(keras_tx.AdamW(3e-3), jit_compile=False)  # compiling is most of what this takes
-    history = model.fit(ids, labels, epochs=6, verbose=0, shuffle=False).history
+    model.compile(keras_tx.AdamW(1e-2), run_eagerly=True)  # faster than tracing for a few steps
+    history = model.fit(ids, labels, epochs=4, verbose=0, shuffle=False).history
     assert history["loss"][-1] < history["loss"][0]
     assert len(history) > 1, "a head has metrics"
     model.save(tmp_path / "model.keras")
@@ -218,12 +218,12 @@ def test_every_head_trains_is_saved_and_trains_on(head, tmp_path):
     assert (loaded.config, loaded.head, loaded.processing) == (model.config, head, None)
     assert loaded.get_config() == model.get_config()
     for mine, theirs in zip(
-        keras.tree.flatten(loaded.predict(ids, verbose=0)),
-        keras.tree.flatten(model.predict(ids, verbose=0)),
+        keras.tree.flatten(as_numpy(loaded(ids))),
+        keras.tree.flatten(as_numpy(model(ids))),
         strict=True,
     ):
         np.testing.assert_array_equal(mine, theirs)
-    assert int(loaded.optimizer.iterations) == 6
+    assert int(loaded.optimizer.iterations) == 4
     loaded.run_eagerly = True
     again = loaded.fit(ids, labels, verbose=0, shuffle=False).history
     assert set(again) == set(history)

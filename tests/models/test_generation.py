@@ -31,6 +31,7 @@ def exported(model: Any, folder: Path, **options: Any) -> TextGenerator:
     return loaded
 
 
+@pytest.mark.exports
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("opset", [17, 23])
 def test_cached_greedy_is_uncached_greedy_for_256_tokens(variant, opset, tmp_path):
@@ -66,6 +67,7 @@ def test_keras_gives_the_tokens_of_the_folder(variant, tmp_path):
         assert tuple(stream(model, PROMPTS[0], max_new_tokens=20)) == alone.ids
 
 
+@pytest.mark.exports
 def test_scores_are_those_of_keras(tmp_path):
     model = gpt("pico")
     text = np.random.default_rng(0).integers(0, 256, 40)
@@ -104,6 +106,7 @@ def test_bad_prompts_in_keras():
         generate(model, "text")
 
 
+@pytest.mark.exports
 @pytest.mark.parametrize("name", ["GPT2LMHeadModel", "LlamaForCausalLM"])
 def test_equals_generate_of_transformers(name, tmp_path):
     for package in ("torch", "transformers"):

@@ -132,6 +132,7 @@ def test_batches_and_fit(tmp_path: Path):
     np.testing.assert_array_equal(as_numpy(again(inputs)), as_numpy(model(inputs)))
 
 
+@pytest.mark.exports
 def test_runtime_and_command(tmp_path: Path, capsys: Any):
     from keras_tx.cli import main
     from keras_tx.inspect import write_report

@@ -15,7 +15,10 @@ from tests.drawing import as_numpy, redraw
 from tests.tolerances import assert_close
 
 IDS = np.array([[5, 6, 7, 8], [9, 4, 0, 0]])
-TEXTS = {"bert": ("tiny", {"vocabulary_size": 20, "width": 16}), "gpt": ("pico", {"pad_id": 0})}
+TEXTS = {
+    "bert": ("tiny", {"vocabulary_size": 20, "width": 16, "pooler": None}),
+    "gpt": ("pico", {"pad_id": 0}),
+}
 HEADS = [
     keras_tx.ClassifierHead(3, pooling="average"),
     keras_tx.MultiLabelHead(3, pooling="average"),
@@ -31,21 +34,29 @@ def with_weights_of(body: Any, model: Any) -> Any:
     return body
 
 
+def headed(family: str, head: Any) -> Any:
+    variant, options = TEXTS[family]
+    return getattr(keras_tx, family)(variant, head=head, **options)
+
+
 @pytest.mark.parametrize("head", HEADS, ids=lambda head: type(head).__name__)
 @pytest.mark.parametrize("family", TEXTS)
 def test_mean_of_the_real_tokens(family: str, head: Any, tmp_path):
-    variant, options = TEXTS[family]
-    factory = getattr(keras_tx, family)
-    if family == "bert":
-        options = {**options, "pooler": None}
-    model = redraw(factory(variant, head=head, **options))
-    outputs = with_weights_of(factory(variant, head=None, **options), model)(IDS)
+    model = redraw(headed(family, head))
+    outputs = with_weights_of(headed(family, None), model)(IDS)
     tokens = as_numpy(outputs["last_hidden_state"] if family == "bert" else outputs)
     dense = model.get_layer("logits")
     expected = np.stack([tokens[0].mean(0), tokens[1, :2].mean(0)]) @ as_numpy(dense.kernel)
     assert_close(as_numpy(model(IDS)), expected + (as_numpy(dense.bias) if family == "bert" else 0))
     model.save(tmp_path / "x.keras")
     assert keras_tx.load_model(tmp_path / "x.keras").head == head
+
+
+@pytest.mark.exports
+@pytest.mark.parametrize("head", HEADS, ids=lambda head: type(head).__name__)
+@pytest.mark.parametrize("family", TEXTS)
+def test_export_has_the_mean(family: str, head: Any, tmp_path):
+    model = redraw(headed(family, head))
     export_onnx(model, tmp_path / "x")  # compares every kind of mask
     inputs = {"input_ids": IDS, "attention_mask": (IDS != 0).astype("int64")}
     if family == "bert":

@@ -66,6 +66,7 @@ def test_positions_out_of_range_are_refused(position):
         bert(depth=1)({"input_ids": IDS, "position_ids": POSITIONS})
 
 
+@pytest.mark.exports
 @pytest.mark.parametrize("head", [keras_tx.ClassifierHead(3), keras_tx.SentenceEmbeddingHead()])
 def test_the_exported_graph_has_the_default_positions(head, tmp_path):
     model = redraw(bert(head, depth=1, segments=0, position_ids=True))
@@ -76,6 +77,7 @@ def test_the_exported_graph_has_the_default_positions(head, tmp_path):
     assert_close(outputs[-1], as_numpy(model({"input_ids": IDS, "attention_mask": MASK})))
 
 
+@pytest.mark.exports
 @pytest.mark.parametrize("kind", ["learned", "sine-cosine", "fourier"])
 def test_a_layer_that_is_passed_positions_exports(kind, tmp_path):
     x = keras.Input((None, 8), name="x")

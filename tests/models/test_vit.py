@@ -440,7 +440,7 @@ def test_errors(call, message: str):
 def large(**options) -> ViT:
     """Of S/16 in width, and so of its number of parameters for each block."""
     model = vit("S/16", image_size=32, depth=2, num_classes=3, **options)
-    model.compile()
+    model.compile(run_eagerly=True)  # faster than tracing for one step
     return model
 
 
@@ -474,5 +474,5 @@ def test_other_models_do_not_warn_of_few_images(monkeypatch, tmp_path):
     other.assign_weights(model)
     other.fit(images, labels, verbose=0)
     small = vit("Mu/2", image_size=32, num_classes=3)
-    small.compile()
+    small.compile(run_eagerly=True)
     small.fit(images, labels, verbose=0)

@@ -123,6 +123,7 @@ def test_weights_are_shared_and_the_model_stays_as_it_is():
     assert model.predict(images, verbose=0).shape == (2, 3)
 
 
+@pytest.mark.exports
 @pytest.mark.parametrize("opset", [17, 23])
 @pytest.mark.parametrize("family", ["vit", "bert", "gpt"])
 def test_export_has_the_outputs(family, opset, tmp_path):

@@ -19,7 +19,6 @@ from keras_tx.errors import KerasTxError
 from keras_tx.runtime import load
 from tests.exported_folders import ExportedFolders
 
-CASES = 300
 MISSING = object()
 VALUES = [MISSING, None, True, -1, 0, 1.5, "x", "", [], {}, 10**30, [None], {"a": 1}, [1, 2], float("nan")]
 Keys = tuple[str | int, ...]
@@ -62,7 +61,8 @@ def changed(content: Any, keys: Keys, value: Any) -> Any:
     return content
 
 
-def test_damaged_json_raises_file_and_key(folder: Path, tmp_path: Path):
+@pytest.mark.parametrize("count", [100, pytest.param(300, marks=pytest.mark.slow)])
+def test_damaged_json_raises_file_and_key(folder: Path, count: int, tmp_path: Path):
     manifest = json.loads((folder / contract.MANIFEST).read_text())
     contents = {contract.MANIFEST: manifest}
     for name in manifest["files"]:
@@ -76,7 +76,7 @@ def test_damaged_json_raises_file_and_key(folder: Path, tmp_path: Path):
         if keys[0] != "tiers"
     ]
     refused = 0
-    for name, keys, value in random.Random(0).sample(cases, CASES):
+    for name, keys, value in random.Random(0).sample(cases, count):
         damaged = tmp_path / folder.name
         shutil.copytree(folder, damaged, dirs_exist_ok=True)
         (damaged / name).write_text(json.dumps(changed(contents[name], keys, value)))
@@ -91,4 +91,4 @@ def test_damaged_json_raises_file_and_key(folder: Path, tmp_path: Path):
             refused += 1
             named = name in str(error) or (keys[0] == "files" and str(keys[1]) in str(error))
             assert named and any(str(key) in str(error) for key in keys), (name, keys, value, str(error))
-    assert refused > CASES / 4
+    assert refused > count / 4

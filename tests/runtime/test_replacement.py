@@ -17,7 +17,6 @@ from keras_tx.runtime import load, open_folder, session, verify_hashes
 from keras_tx.runtime.tasks import image_classification
 
 ROOT = Path(__file__).parents[2]
-LOADS = 500
 RED = np.full((4, 6, 3), (255, 0, 0), "uint8")
 LABELS = {"old": ("old 0", "old 1", "old 2", "old 3"), "new": ("new 0", "new 1", "new 2", "new 3")}
 BEST = {"old": "old 0", "new": "new 3"}  # of RED: the columns of the weights are reversed
@@ -58,18 +57,19 @@ def replaced_in_a_loop(target: Path, versions: list[Path]) -> Iterator[None]:
             process.kill()
 
 
-def test_loads_during_replacements(versions, tmp_path):
+@pytest.mark.parametrize("loads", [100, pytest.param(500, marks=pytest.mark.slow)])
+def test_loads_during_replacements(versions, tmp_path, loads):
     target = tmp_path / "served"
     shutil.copytree(versions[0], target)
     seen: Counter[str] = Counter()
     with replaced_in_a_loop(target, versions):
-        for _ in range(LOADS):
+        for _ in range(loads):
             with load(target, provider="cpu", threads=1) as model:
                 name = model.labels[0][:3]
                 assert model.labels == LABELS[name]
                 assert model(RED)[0]["label"] == BEST[name]
                 seen[name] += 1
-    assert min(seen.values()) > LOADS / 10, seen
+    assert min(seen.values()) > loads / 10, seen
 
 
 def replace(target: Path, version: Path) -> None:
