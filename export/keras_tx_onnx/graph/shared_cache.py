@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -206,7 +205,7 @@ def _replace(
     slopes: np.ndarray | None = None,
     **attributes: Any,
 ) -> None:
-    node, qkv, (past_key, past_value) = attention.node, attention.qkv, attention.past
+    node, presents, (past_key, past_value) = attention.node, attention.presents, attention.past
     assert past_key.shape is not None
     *outer, width = list(past_key.shape)
     assert isinstance(width, int)
@@ -215,19 +214,12 @@ def _replace(
     attributes |= {"num_heads": queries, "kv_num_heads": keys}
     if padded != width or attention.scale is not None:
         attributes["scale"] = width**-0.5 if attention.scale is None else attention.scale
-    resized = partial(_with_width, editor, node)
-    if padded == width:
-        whole = _fused_source(qkv)
-        inputs = list(qkv) if whole is None else [whole, None, None]
-    else:
-        heads = (queries, keys, keys)
-        inputs = [resized(x, count, width, padded) for x, count in zip(qkv, heads, strict=True)]
-        past_key.shape = past_value.shape = ir.Shape([*outer, padded])
-    result, presents = attention.result, attention.presents
-    for present in presents:
-        present.shape = past_key.shape
-    shape = result.shape if padded == width else _with_channels(result, queries * padded)
+    inputs = _projections(editor, attention, width, padded)
+    for cache in (past_key, past_value, *presents):
+        cache.shape = ir.Shape([*outer, padded])  # presents are as long as pasts
     more = [] if slopes is None else [None, None, None, _bias(editor, slopes)]
+    result = attention.result
+    shape = result.shape if padded == width else _with_channels(result, queries * padded)
     result, *new_presents = editor.add(
         "GroupQueryAttention",
         [*inputs, past_key, past_value, lengths, total, *more],
@@ -237,8 +229,29 @@ def _replace(
         **attributes,
     )
     if padded != width:
-        result = resized(result, queries, padded, width)
-    new = dict(zip((attention.result, *presents), (result, *new_presents), strict=True))
+        result = _with_width(editor, node, result, queries, padded, width)
+    _exchange(editor, attention, result, new_presents)
+
+
+def _projections(
+    editor: GraphEditor, attention: AttentionWithCache, width: int, padded: int
+) -> list[ir.Value | None]:
+    """Query, key and value with heads of a width that the operator accepts."""
+    qkv, (queries, keys) = attention.qkv, attention.heads
+    if padded == width:
+        whole = _fused_source(qkv)
+        return list(qkv) if whole is None else [whole, None, None]
+    return [
+        _with_width(editor, attention.node, x, heads, width, padded)
+        for x, heads in zip(qkv, (queries, keys, keys), strict=True)
+    ]
+
+
+def _exchange(
+    editor: GraphEditor, attention: AttentionWithCache, result: ir.Value, presents: Sequence[ir.Value]
+) -> None:
+    """Replaces the results of an attention; its other nodes are not used any more."""
+    new = dict(zip((attention.result, *attention.presents), (result, *presents), strict=True))
     for old in dict.fromkeys(value.producer() for value in new):
         assert old is not None
         editor.replace(old, *(new.get(value, result) for value in old.outputs))
