@@ -23,6 +23,7 @@ from keras_tx.runtime import load
 from keras_tx.runtime.cached_decoder import CachedDecoder
 from keras_tx.runtime.session import Session
 from keras_tx.runtime.tasks.text_generation import TextGenerator
+from keras_tx.serving import TextEngine
 from keras_tx_onnx import export_onnx
 from keras_tx_onnx.graph import mask_distances
 from keras_tx_onnx.graph.cache_ports import Cache
@@ -566,6 +567,23 @@ def test_shared_cache_uses_the_options_of_the_operator(name: str, attribute: str
     assert len(nodes) == 2 and not any(node.op_type in ("Attention", "Softmax") for node in graph.node)
     options = {each.name for node in nodes for each in node.attribute}
     assert attribute in options | ({"bias"} if any(len(node.input) > 7 for node in nodes) else set())
+
+
+@pytest.mark.parametrize("name", ["mistral, window", "gemma 2", "bloom"])
+def test_shared_cache_of_other_precisions_and_of_many_clients(name: str, tmp_path):
+    """Rows of the cache have different lengths, and so have windows and biases."""
+    case = CASES[name]
+    wide = dataclasses.replace(case, sizes={**case.sizes, "hidden_dim": 64, "intermediate_dim": 128})
+    folder = tmp_path / "out"
+    export_onnx(wide.model(), folder, cache="shared", precision=["fp32", "int8"])
+    for precision in ("fp32", "int8"):
+        assert (folder / contract.shared_name(contract.PRECISIONS[precision])).exists()
+    with load(folder, provider="cpu") as writer:
+        assert isinstance(writer, TextGenerator)
+        expected = [writer.generate(list(prompt), max_new_tokens=20).ids for prompt in PROMPTS]
+        with TextEngine(writer) as engine:
+            streams = [engine.submit(list(prompt), max_new_tokens=20) for prompt in PROMPTS]
+            assert [stream.result().ids for stream in streams] == expected
 
 
 @pytest.mark.parametrize("window", [4, 100])
