@@ -130,11 +130,12 @@ async function decoders(model, one, comparison, read, { Tensor }) {
         comparison.same('tokens of a batch', made.slice(0, one.new_ids[i].length), one.new_ids[i]);
     });
     const answers = await model(one.prompts, { ...options, return_full_text: false });
-    // It writes bytes that are no character in another way, and keeps a first space.
-    const texts = one.byte_fallback ? model.tokenizer.batch_decode(one.new_ids, { skip_special_tokens: true }) : one.new_texts;
+    // It writes bytes that are no character in another way, and may keep a first space.
+    const plain = (text) => (one.byte_fallback ? text.replace(/^ /, '') : text);
+    const decoded = one.byte_fallback ? model.tokenizer.batch_decode(one.new_ids, { skip_special_tokens: true }) : one.new_texts;
+    const texts = decoded.map(plain);
     // After the end of a text it goes on until all texts of a batch end.
-    const made = (answer) => (one.byte_fallback ? answer[0].generated_text.replace(/^ /, '') : answer[0].generated_text);
-    const begins = (answer, i) => made(answer).slice(0, texts[i].length);
+    const begins = (answer, i) => plain(answer[0].generated_text).slice(0, texts[i].length);
     comparison.same('pipeline', answers.map(begins), texts);
 }
 
