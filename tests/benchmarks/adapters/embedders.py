@@ -22,7 +22,7 @@ from tests.benchmarks.machine import threads
 from tests.benchmarks.timing import projection
 
 NUM_CLIENTS = 16
-REQUESTS = 20  # of each client, per round
+REQUESTS = 60  # of each client, per round
 PATIENCE = 60  # seconds
 SERVE = """
 import sys
