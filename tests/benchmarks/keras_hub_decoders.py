@@ -41,7 +41,11 @@ def task_of(backbone: Any) -> Any:
         if isinstance(kind, type) and issubclass(kind, models.CausalLM)
         if not issubclass(kind, models.Seq2SeqLM)
     ]
-    matching = [kind for kind in kinds if kind.backbone_cls is type(backbone)]
+    # A model that drafts tokens for another one has the same backbone, but an `__init__` of its own.
+    drafting = "Assistant"
+    matching = [
+        kind for kind in kinds if kind.backbone_cls is type(backbone) and drafting not in kind.__name__
+    ]
     return matching[0](backbone=backbone, preprocessor=None) if matching else None
 
 

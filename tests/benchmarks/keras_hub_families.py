@@ -142,7 +142,8 @@ def both_sides(family: Family, model: Any, folder: Path, case: tuple[int, ...]) 
     expected = [keras.ops.convert_to_numpy(y) for y in keras.tree.flatten(model(inputs, training=False))]
     session = onnxruntime.InferenceSession(folder / "onnx" / "model.onnx", providers=["CPUExecutionProvider"])
     wide = {"tensor(int64)": "int64", "tensor(float)": "float32", "tensor(bool)": "bool"}
-    feeds = {x.name: arrays[x.name].astype(wide[x.type]) for x in session.get_inputs()}
+    named = zip(session.get_inputs(), tensors, strict=True)  # an unnamed input has another name in the file
+    feeds = {x.name: arrays[tensor.name].astype(wide[x.type]) for x, tensor in named}
     return list(zip(expected, session.run(None, feeds), strict=True))
 
 

@@ -17,6 +17,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:(?s).*was passed an input with a mask attached"),
     pytest.mark.filterwarnings("ignore:(?s).*looks like it has unbuilt state"),
 ]
+# The reason is in docs/families.md.
+NOT_YET = ("retinanet",)
 QUICK = ("bert", "gpt2", "llama", "vit")
 
 
@@ -41,7 +43,7 @@ def test_family_equals_keras(key: str):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("key", [family.key for family in FAMILIES if family.key not in QUICK])
+@pytest.mark.parametrize("key", [family.key for family in FAMILIES if family.key not in (*QUICK, *NOT_YET)])
 def test_every_other_family_equals_keras(key: str):
     (family,) = chosen(key)
     row = measured(family)
@@ -76,7 +78,16 @@ def test_unknown_family_exits():
         chosen("bert,nothing")
 
 
-WITHOUT_CACHE = ("qwen3_5", "qwen3_5_moe", "gpt_oss", "rwkv7", "pali_gemma")
+WITHOUT_CACHE = (
+    "qwen3_5",
+    "qwen3_5_moe",
+    "gpt_oss",
+    "rwkv7",
+    "pali_gemma",
+    "blip2",
+    "gemma3n",
+    "gemma4",
+)
 
 
 def rows_of_page() -> dict[str, str]:

@@ -48,33 +48,11 @@ def blip2(vocabulary: int, length: int) -> Make:
     return make
 
 
-# The first ids of images and of audio. Each of them is replaced by a token of an image or of audio.
-IMAGES, AUDIO = 30, 38
+IMAGES = 30  # the first id of images, each of which a token of an image replaces
 
 
-def gemma3n(vocabulary: int, audio: bool = False) -> Make:
+def gemma3n(vocabulary: int) -> Make:
     def make(depth: int) -> Any:
-        encoders = {}
-        if audio:
-            encoders["audio_encoder_config"] = {
-                "hidden_size": 16,
-                "input_feat_size": 16,
-                "sscp_conv_channel_size": [4, 8],
-                "sscp_conv_kernel_size": [(3, 3), (3, 3)],
-                "sscp_conv_stride_size": [(2, 2), (2, 2)],
-                "sscp_conv_group_norm_eps": 1e-3,
-                "num_hidden_layers": 1,
-                "rms_norm_eps": 1e-6,
-                "gradient_clipping": 1e10,
-                "residual_weight": 0.5,
-                "num_attention_heads": 2,
-                "attention_chunk_size": 4,
-                "num_attention_context_right": 1,
-                "num_attention_context_left": 3,
-                "attention_logit_cap": 50.0,
-                "conv_kernel_size": 3,
-                "reduction_factor": 1,
-            }
         return hub().Gemma3nBackbone(
             text_vocab_size=vocabulary,
             text_hidden_size=16,
@@ -96,16 +74,10 @@ def gemma3n(vocabulary: int, audio: bool = False) -> Make:
             activation_sparsity_pattern=[0.9] + [0.0] * (depth - 1),
             vision_encoder_config=mobilenet_v5_backbone(image_shape=(16, 16, 3)).get_config(),
             vision_hidden_size=48,
-            vision_vocab_size=AUDIO - IMAGES,
+            vision_vocab_size=vocabulary - IMAGES,
             vision_vocab_offset=IMAGES,
             vision_soft_tokens_per_image=4,
             image_token_id=IMAGES,
-            audio_hidden_size=16,
-            audio_vocab_size=vocabulary - AUDIO,
-            audio_vocab_offset=AUDIO,
-            audio_soft_tokens_per_image=6,
-            audio_token_id=AUDIO,
-            **encoders,
         )
 
     return make

@@ -421,3 +421,35 @@ def test_axes_of_two_products_are_equal(tmp_path):
     for batch, length in ((1, 2), (3, 7)):
         values = draw(batch, length, 4, seed=1), draw(batch, length, 4, seed=2)
         assert_close(run(tmp_path / "out", *values)[0], outputs_of(model, *values)[0])
+
+
+class Restored(layers.Layer):
+    """Creates a layer with the size of its input in `call`, as DeepLabV3 of keras-hub does."""
+
+    def __init__(self, make, **kwargs):
+        super().__init__(**kwargs)
+        self.make = make
+
+    def call(self, x):
+        height, width = ops.shape(x)[1:3]
+        return self.make(height, width)(x[:, ::2, ::2])
+
+    def compute_output_shape(self, shape):
+        return shape
+
+
+def test_layer_that_is_created_with_a_size(tmp_path):
+    x = keras.Input((None, None, 3), name="x")
+    model = keras.Model(x, Restored(layers.Resizing)(x))
+    folder = exported(model, tmp_path / "out")
+    for batch, height, width in ((1, 8, 12), (3, 5, 22)):
+        value = draw(batch, height, width, 3)
+        assert_close(run(folder, value)[0], outputs_of(model, value)[0])
+
+
+@pytest.mark.parametrize("options", [{"interpolation": "nearest"}, {"crop_to_aspect_ratio": True}])
+def test_other_layers_that_are_created_with_a_size_raise(options, tmp_path):
+    x = keras.Input((None, None, 3), name="x")
+    layer = Restored(lambda height, width: layers.Resizing(height, width, **options))
+    with pytest.raises(ExportError, match="size"):
+        export_onnx(keras.Model(x, layer(x)), tmp_path / "out", verify=False)

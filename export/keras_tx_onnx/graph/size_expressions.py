@@ -174,8 +174,9 @@ def _limits(atom: Atom) -> tuple[float, float]:
         return min(a[0], b[0]), min(a[1], b[1])
     if atom.name == "max":
         return max(a[0], b[0]), max(a[1], b[1])
-    if b[0] <= 0:
+    if b[0] < 0:
         return -math.inf, math.inf
+    b = (max(b[0], 1.0), b[1])  # nothing is divided by 0
     if atom.name == "%":
         return 0.0, min(b[1] - 1, a[1]) if a[0] >= 0 else b[1] - 1
     if a[0] >= 0:
@@ -199,7 +200,7 @@ def apply(name: str, left: Expression, right: Expression) -> Expression:
         left, right = sorted((left, right), key=lambda e: (e.constant is not None, e.key))
     elif right.constant is not None and right.constant > 0:
         return _divided(name, left, right.constant)
-    elif len(right.terms) == 1 and right.limits()[0] > 0:
+    elif len(right.terms) == 1 and right.limits()[0] >= 0:
         return _divided_by_product(name, left, right)
     return of_function(name, left, right)
 

@@ -355,7 +355,12 @@ def _with_values(context: GraphContext, call: Call) -> Call:
 
     args, kwargs = tree.map_structure(value, (call.args, call.kwargs))
     operation = call.operation
-    if not isinstance(operation, keras.layers.Layer):
+    if isinstance(operation, keras.layers.Layer):  # one that code created with a size, such as Resizing(h, w)
+        settings = {name: tree.map_structure(value, x) for name, x in vars(operation).items() if _has_size(x)}
+        if settings:
+            operation = object.__new__(type(operation))
+            vars(operation).update({**vars(call.operation), **settings})
+    else:
         settings = {name: tree.map_structure(value, x) for name, x in settings_of(operation).items()}
         if functional_graph.distinct_values(settings):
             operation = object.__new__(type(operation))  # copy.copy would go through Keras's serialization
@@ -367,6 +372,12 @@ def _with_values(context: GraphContext, call: Call) -> Call:
             "the size of an input, which its lowering does not support."
         )
     return Call(operation, args, kwargs, call.outputs)
+
+
+def _has_size(x: Any) -> bool:
+    """Whether an attribute of a layer is a number computed from sizes, or has one among its elements."""
+    elements = x if type(x) in (list, tuple) else (x,)
+    return any(isinstance(n, (symbolic_sizes.Size, symbolic_sizes.Real)) for n in elements)
 
 
 def _must_open(lowering: registry.Lowering, operation: Any, args: tuple) -> bool:

@@ -80,9 +80,18 @@ def discretization(cx: GraphContext, layer: Any, /, inputs: ir.Value) -> ir.Valu
     example=lambda x: layers.Resizing(4, 9)(x),
     shape=IMAGE,
     nodes="Transpose Shape Concat Resize Transpose",
+    takes_sizes=True,
 )
 def resizing(cx: GraphContext, layer: Any, /, inputs: ir.Value) -> ir.Value:
     _only_float(cx, inputs)
+    dynamic = isinstance(layer.height, ir.Value) or isinstance(layer.width, ir.Value)
+    usual = layer.interpolation == "bilinear" and not layer.antialias
+    if dynamic and not (usual and not layer.crop_to_aspect_ratio and not layer.pad_to_aspect_ratio):
+        raise ExportError(
+            f"Layer {cx.scope!r} resizes to a size that depends on the size of an input, with "
+            f"interpolation={layer.interpolation!r}. Only bilinear interpolation without antialias, crop or "
+            "pad is supported there. Use keras.ops.image.resize, or a fixed size."
+        )
     x, sizes = inputs, _sizes(cx, layer, inputs)
     if layer.crop_to_aspect_ratio:
         known = _known(cx, sizes)
@@ -152,7 +161,7 @@ def _resized(
     if interpolation != "bilinear" or antialias:
         x = interpolated(cx, x, sizes, (layer.height, layer.width), interpolation, antialias)
     else:
-        target = cx.op.Concat(cx.op.Shape(x, start=0, end=2), [layer.height, layer.width], axis=0)
+        target = cx.op.Concat(cx.op.Shape(x, start=0, end=2), cx.vector((layer.height, layer.width)), axis=0)
         x = cx.op.Resize(x, None, None, target, **RESIZE[interpolation])
     return to_last(cx, x, 2) if last else x
 
