@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -50,6 +51,7 @@ EXPORTERS = {
     "tf2onnx": Exporter((*_PEER, "keras", CHECKPOINT, FOLDER), {"KERAS_BACKEND": "tensorflow"}),
 }
 RIGHT = 1e-4  # the largest difference of a right graph
+EXCEPTION = re.compile(r"[A-Za-z_][\w.]*: ")  # the beginning of its line in a traceback
 LIMIT = 900.0  # seconds after which an export is ended
 COLUMNS = {
     "seconds": "{:.1f}",
@@ -145,7 +147,7 @@ def _figures(name: str, command: list[str], reference: Path, folder: Path) -> di
         measured = measure(command, EXPORTERS[name].environment)
         inspected = json.loads(_run_module("inspect", str(reference), str(folder)))
     except subprocess.CalledProcessError as error:
-        return {"error": " ".join(str(error.stderr or "").split())[-160:] or f"exit code {error.returncode}"}
+        return {"error": _last_error(str(error.stderr or "")) or f"exit code {error.returncode}"}
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     columns = dict(zip(COLUMNS, measured, strict=False)) | {"size, MB": inspected["megabytes"]}
@@ -155,6 +157,13 @@ def _figures(name: str, command: list[str], reference: Path, folder: Path) -> di
     return columns | {
         column: _verdict(inspected[name]) for column, name in texts.items() if name in inspected
     }
+
+
+def _last_error(messages: str) -> str:
+    """The line of the last exception in the messages of a process, or their last line; "" without any."""
+    lines = messages.strip().splitlines()
+    raised = [line for line in lines if EXCEPTION.match(line)]
+    return (raised or lines or [""])[-1].replace("|", "/")[:160]
 
 
 def _verdict(difference: float) -> str:

@@ -124,7 +124,7 @@ def _compared(path: Path, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
 
 
 def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:160]
+    return " ".join(str(error).replace("|", "/").split())[:160]
 
 
 def _parts(arrays: Mapping[str, np.ndarray], kind: str) -> dict[str, np.ndarray]:

@@ -63,3 +63,12 @@ def test_unknown_exporter_raises(tmp_path: Path):
 def test_failed_export_is_an_error_in_its_row(checkpoints, capsys):
     export_command.main([str(checkpoints["bert"]), "--exporter", "mobius", "--python", "mobius=/bin/false"])
     assert "| bert | mobius |  |  |  |  |  |  |  | exit code 1 |" in capsys.readouterr().out
+
+
+def test_error_of_a_process_is_that_of_its_last_exception():
+    messages = (
+        "Traceback:\n  File\nValueError: one\n\njax.errors.OtherError: two | three\nFor simplicity, ..."
+    )
+    assert export_command._last_error(messages) == "jax.errors.OtherError: two / three"
+    assert export_command._last_error("no space\n") == "no space"
+    assert export_command._last_error("") == ""
