@@ -18,6 +18,7 @@ import keras_tx
 from keras_tx import contract
 from keras_tx.runtime import load
 from keras_tx_onnx import export_onnx
+from tests.covering import covering
 from tests.drawing import as_numpy, redraw
 from tests.tolerances import assert_close
 
@@ -118,8 +119,7 @@ def fit(model: Any, images: np.ndarray) -> None:
         model.fit(images, np.arange(len(images)) % model.head.num_classes, verbose=0)
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+@covering(strength=1, row={row.name: row for row in ROWS}, policy=POLICIES)
 def test_train_save_export_and_run(row: Row, policy: str, tmp_path):
     model = redraw(row.build(policy))
     images = pictures(model)

@@ -90,7 +90,7 @@ def test_training_with_mixed_labels_and_validation_with_ids():
     head = keras_tx.ClassifierHead(3, label_smoothing=0.1)
     model = keras_tx.vit("Mu/2", image_size=16, patch_size=4, head=head, stem="convolutions")
     images, labels = three_augment(3)(IMAGES, LABELS)
-    model.compile()
+    model.compile(run_eagerly=True)
     held_out = model.processing(IMAGES), LABELS
     model.fit(
         model.processing(images.astype("uint8")), labels, batch_size=3, validation_data=held_out, verbose=0

@@ -17,6 +17,7 @@ from keras_tx.heads.base import Head, project
 from keras_tx_onnx import export_onnx
 from keras_tx_onnx.graph import unpadding
 from keras_tx_onnx.graph.passes import read_sizes_from_ids
+from tests.covering import covering
 from tests.drawing import as_numpy, draw
 from tests.export.small_bert import DISTILBERT, EXAMPLE, HEADS, ROBERTA, TINY, run, tiny
 from tests.tolerances import assert_close
@@ -66,9 +67,11 @@ MASKS = {
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("opset", [17, 23])
-@pytest.mark.parametrize("options", [{}, ROBERTA, DISTILBERT], ids=["bert", "roberta", "distilbert"])
-@pytest.mark.parametrize("head", HEADS)
+@covering(
+    head=list(HEADS),
+    options={"bert": {}, "roberta": ROBERTA, "distilbert": DISTILBERT},
+    opset=[17, 23],
+)
 def test_every_kind_of_mask(head: str, options: dict, opset: int, tmp_path):
     """Outputs equal Keras's, and are 0 at masked tokens, the first one included."""
     model = tiny(HEADS[head], **options)

@@ -253,7 +253,7 @@ def test_raw_data_is_named():
 
 def test_ids_of_a_dataset():
     bert = keras_tx.bert("tiny", head=keras_tx.ClassifierHead(2), vocabulary_size=20, depth=1)
-    bert.compile()
+    bert.compile(run_eagerly=True)
     ids = np.full((BATCH * BATCHES, 5), 25)
     for make in SOURCES.values():
         with pytest.raises(ConfigError, match="input_ids has 25 in row 0, .*'bert' .*0 to 19"):

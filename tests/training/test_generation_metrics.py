@@ -20,10 +20,11 @@ LETTERS = characters("abcdef ", eos_token="<|endoftext|>")
 SOURCES, TARGETS = ["a", "bad ", "fed"] * 3, ["bc", "dead", ["abc", "ddd"]] * 3
 
 
-def gpt(**options: Any) -> Any:
+def gpt(run_eagerly: bool = True, **options: Any) -> Any:
+    """Eager, which is faster than tracing for a few steps."""
     keras.utils.set_random_seed(0)
     model = keras_tx.gpt("pico", processing=LETTERS, depth=1, dropout=0.2, **options)
-    model.compile()
+    model.compile(run_eagerly=run_eagerly)
     return model
 
 
@@ -36,7 +37,7 @@ def fit(model: Any, *callbacks: Any, **options: Any) -> dict[str, list[float]]:
 
 def test_logs_the_metrics_of_generated_texts_and_does_not_affect_training():
     pytest.importorskip("sacrebleu", reason='pip install "keras-tx[metrics]"')
-    model, plain, texts = gpt(), gpt(), []
+    model, plain, texts = gpt(run_eagerly=False), gpt(run_eagerly=False), []
     callback = keras_tx.GenerationMetrics(SOURCES, TARGETS, batch_size=4, max_new_tokens=4)
     after_epoch = keras.callbacks.LambdaCallback(
         on_epoch_end=lambda epoch, logs: texts.append(callback.texts)

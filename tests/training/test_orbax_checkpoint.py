@@ -20,7 +20,7 @@ IMAGES, LABELS = draw(12, 8, 8, 3).clip(-1, 1), np.arange(12) % 3
 def compiled() -> Any:
     keras.utils.set_random_seed(3)
     model = keras_tx.vit("Mu/2", image_size=8, num_classes=3)
-    model.compile(keras_tx.AdamW(1e-3, weight_decay=0.1))
+    model.compile(keras_tx.AdamW(1e-3, weight_decay=0.1), run_eagerly=True)
     return model
 
 

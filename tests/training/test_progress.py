@@ -63,7 +63,7 @@ def test_the_line_of_progress():
 
 def test_tokens_and_a_position():
     model = keras_tx.gpt("pico", vocabulary_size=32, max_length=8)
-    model.compile()
+    model.compile(run_eagerly=True)
     lines: list[str] = []
     progress = TrainingProgress(2, tokens=8, peak=1e12, every=0, show=lines.append)
     progress.resume(1, 3, 5)

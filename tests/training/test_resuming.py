@@ -56,17 +56,20 @@ def corpus(tmp_path_factory) -> Path:
     return write(tmp_path_factory.mktemp("corpus") / "train.tokens")
 
 
-def made(corpus: Path, batch_size: int = 4, depth: int = 1) -> tuple[Any, Any]:
+def made(corpus: Path, batch_size: int = 4, depth: int = 1, run_eagerly: bool = True) -> tuple[Any, Any]:
+    """A model and its data. Eager steps are faster than tracing a few."""
     keras.utils.set_random_seed(3)
     rates = {"dropout": 0.2, "attention_dropout": 0.2}
     model = keras_tx.gpt("pico", vocabulary_size=32, width=16, depth=depth, **rates)
-    model.compile(pretrain_recipe(EPOCHS * STEPS, learning_rate=3e-3, warmup=3))
+    model.compile(pretrain_recipe(EPOCHS * STEPS, learning_rate=3e-3, warmup=3), run_eagerly=run_eagerly)
     return model, causal_lm_batches(corpus, 8, batch_size, seed=5)
 
 
-def fitted(corpus: Path, state: Path, stop: int | None = None, **options: Any) -> tuple[Any, dict, int]:
+def fitted(
+    corpus: Path, state: Path, stop: int | None = None, run_eagerly: bool = True, **options: Any
+) -> tuple[Any, dict, int]:
     """The model, the history, and how many steps were made in this go."""
-    model, blocks = made(corpus)
+    model, blocks = made(corpus, run_eagerly=run_eagerly)
     assert len(blocks) == STEPS
     watch = Watch(stop)
     unseen = causal_lm_batches(corpus, 8, 4, shuffle=False)
@@ -97,18 +100,22 @@ def whole(corpus: Path, tmp_path_factory) -> tuple[Any, dict]:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(("stops", "saved"), [([3, 7], [2, 8]), ([12], [10])])
-def test_training_resumes_at_the_exact_step(corpus, tmp_path, whole, stops: list[int], saved: list[int]):
+def test_compiled_training_resumes_at_the_exact_step(
+    corpus, tmp_path, tmp_path_factory, stops: list[int], saved: list[int]
+):
     """Interrupted in the middle of the first and of the second epoch; behind the last step of the second."""
+    compiled: dict[str, Any] = {"run_eagerly": False}
+    whole = fitted(corpus, tmp_path_factory.mktemp("whole") / "run.state", **compiled)
     state, done = tmp_path / "run.state", 0
     for stop, until in zip(stops, saved, strict=True):
-        _, _, steps = fitted(corpus, state, stop, every=2)
+        _, _, steps = fitted(corpus, state, stop, every=2, **compiled)
         assert done + (steps - 1) // 2 * 2 == until
         done = until
-    model, history, steps = fitted(corpus, state, every=2)
+    model, history, steps = fitted(corpus, state, every=2, **compiled)
     assert steps == EPOCHS * STEPS - done
     assert_same(model, whole[0])
     assert history == whole[1]
-    model, history, steps = fitted(corpus, state)  # nothing is left to do
+    model, history, steps = fitted(corpus, state, **compiled)  # nothing is left to do
     assert steps == 0
     assert_same(model, whole[0])
     assert history == whole[1]
@@ -239,7 +246,7 @@ for hook in HOOKS:
 @pytest.mark.parametrize("every", [1, None])
 def test_a_kill_at_any_hook_loses_nothing(corpus, tmp_path, monkeypatch, every):
     """Each call of each hook, before the state is saved and behind it, in two epochs of three steps."""
-    model, _ = made(corpus)
+    model, _ = made(corpus, run_eagerly=False)  # traced once for all runs
     blocks, unseen = (causal_lm_batches(corpus, 8, 8, seed=5, shuffle=shuffle) for shuffle in (True, False))
     begun = tmp_path / "begun"
     resuming._Keeper(model, ResumableData(blocks), begun, None)
@@ -341,7 +348,7 @@ def test_random_numbers_of_inference_are_those_of_a_run_without_interruption(tmp
 def test_averaged_weights_are_those_of_a_run_without_interruption(corpus, tmp_path, optimizer):
     def averaged() -> tuple[Any, Any]:
         model, blocks = made(corpus)
-        model.compile(optimizer())
+        model.compile(optimizer(), run_eagerly=True)
         return model, blocks
 
     expected, blocks = averaged()
@@ -380,12 +387,12 @@ def test_gradients_that_are_not_finite_are_not_saved(corpus, tmp_path):
                     gradient.assign(gradient * float("inf"))
 
     model, blocks = made(corpus)
-    model.compile(keras.optimizers.SGD(0.1, gradient_accumulation_steps=100))
+    model.compile(keras.optimizers.SGD(0.1, gradient_accumulation_steps=100), run_eagerly=True)
     options = {"epochs": 1, "every": 1, "verbose": 0}
     with pytest.raises(ConfigError, match="After step 3 of epoch 1.*gradient_accumulator"):
         fit_resumable(model, blocks, tmp_path / "a", callbacks=[Spoil()], **options)
     model, blocks = made(corpus)
-    model.compile(keras.optimizers.SGD(0.1, gradient_accumulation_steps=100))
+    model.compile(keras.optimizers.SGD(0.1, gradient_accumulation_steps=100), run_eagerly=True)
     fit_resumable(model, blocks, tmp_path / "a", **options)
     assert all(np.isfinite(as_numpy(x)).all() for x in model.optimizer.variables)
 

@@ -129,7 +129,7 @@ def test_image_regression(count: int, tmp_path: Path):
     again = back(model, "ViTForImageClassification", tmp_path)
     assert again.config.problem_type == "regression" and again.config.num_labels == count
     assert_close(outputs_of(again, pixel_values=images.transpose(0, 3, 1, 2))["logits"], expected)
-    model.compile()
+    model.compile(run_eagerly=True)
     model.fit(images, np.zeros((2, count), "float32"), epochs=1, verbose=0)
     export_onnx(model, tmp_path / "folder")
     pixels = np.random.default_rng(0).integers(0, 256, (12, 12, 3), "uint8")
@@ -192,7 +192,7 @@ def test_the_two_logits_of_deit_beside_their_mean(tmp_path: Path):
     for name, value in expected.items():
         assert_close(outputs[name], value)
     # A teacher's labels are learned by one of the two, those of the images by the other.
-    model.compile()
+    model.compile(run_eagerly=True)
     targets = {"cls_logits": np.array([0, 2]), "distillation_logits": np.array([1, 2])}
     before = as_numpy(model.get_layer("distillation_logits").kernel)
     model.fit(images, targets, epochs=1, verbose=0)
