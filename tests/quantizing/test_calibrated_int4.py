@@ -129,6 +129,22 @@ def test_calibration_reduces_the_error(poet):
     assert recipe.endswith(", rounded on 512 tokens") and recipe in str(report)
 
 
+def test_few_tokens_spread_no_errors_by_chance():
+    """Independent inputs, of which the calibration has half as many as the kernel has rows."""
+    kernel, some, others = draw(128, 48), draw(64, 128, seed=2), draw(4096, 128, seed=3)
+    moments = calibrated_blocks._Moments(some.T @ some, len(some))
+
+    def error(used: np.ndarray) -> float:
+        steps, scales, least = gptq.rounded(kernel, used, BLOCK)
+        rounded = least[..., None] + scales[..., None] * steps.reshape(48, 4, BLOCK)
+        return float(np.square(others @ (rounded.reshape(48, 128).T - kernel)).sum())
+
+    alone = error(np.eye(128))
+    assert error(moments.shrunk()) < 1.5 * alone < error(moments.sums), (error(moments.shrunk()), alone)
+    many = calibrated_blocks._Moments(others.T @ others, len(others))
+    assert error(many.shrunk()) < 1.05 * alone
+
+
 def test_coarsest_weights_have_eight_bits(poet, monkeypatch):
     """A fifth of 98,304 numbers at most: those of the first block's attention lose the most by far."""
     note = "In 8-bit blocks, because 4 bits round them the most coarsely: "

@@ -5,6 +5,7 @@ The second moments of the products' inputs are measured inside the fp32 graph.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -61,7 +62,7 @@ def calibrated(
     for part in _parts({inputs: next(iter(x.values())).sizes[0] for inputs, x in by_inputs.items()}):
         moments = _moments(path, list(dict.fromkeys(name for inputs in part for name in inputs)), batches)
         for inputs in part:
-            moment = np.asarray(sum(moments[name] for name in inputs))
+            moment = sum((moments[name] for name in inputs[1:]), moments[inputs[0]]).shrunk()
             for name, product in by_inputs[inputs].items():
                 steps, scales, least = gptq.rounded(product.kernel, moment, block)
                 blocks[name] = packed(steps, block), scales, least
@@ -108,19 +109,40 @@ def _parts(sizes: dict[Names, int]) -> Iterator[list[Names]]:
         yield part
 
 
-def _moments(path: Path, names: Sequence[str], batches: Iterable[Feed]) -> dict[str, np.ndarray]:
-    """The second moments of values, by name: sums over all tokens that are not padding."""
+@dataclasses.dataclass(frozen=True)
+class _Moments:
+    """The second moments of a value: sums over tokens, and their number."""
+
+    sums: np.ndarray
+    tokens: int
+
+    def __add__(self, other: _Moments) -> _Moments:
+        return _Moments(self.sums + other.sums, self.tokens + other.tokens)
+
+    def shrunk(self) -> np.ndarray:
+        """The sums, closer to a diagonal the fewer tokens there are for each input.
+
+        What a few texts have in common is chance, and no error must be spread by it: without this, stories15M
+        with 256 tokens is worse than if each block is rounded alone.
+        """
+        share = self.tokens / (self.tokens + len(self.sums))
+        return share * self.sums + (1 - share) * np.diag(np.diagonal(self.sums))
+
+
+def _moments(path: Path, names: Sequence[str], batches: Iterable[Feed]) -> dict[str, _Moments]:
+    """The moments of values over all tokens that are not padding, by name."""
     model = load_first_call(path)
     values = {value.name: value for node in model.graph for value in node.outputs}
-    moments: dict[str, np.ndarray] = {}
+    moments: dict[str, _Moments] = {}
     with Probe(model, [values[name] for name in names]) as probe:
         for batch in batches:
             for rows in parts_of(batch):
                 for name, x in zip(names, probe.run(rows), strict=True):
                     x = _tokens(x, rows.get(contract.ATTENTION_MASK))
-                    moments[name] = moments.get(name, 0) + (x.T @ x).astype("float64")
+                    own = _Moments((x.T @ x).astype("float64"), len(x))
+                    moments[name] = moments[name] + own if name in moments else own
     for name, moment in moments.items():
-        if not np.isfinite(moment).all():
+        if not np.isfinite(moment.sums).all():
             raise ExportError(
                 f"The fp32 graph computes NaN or infinity in {name!r} for the calibration data. Remove the "
                 "batches for which it does."

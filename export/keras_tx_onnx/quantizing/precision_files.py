@@ -232,7 +232,7 @@ def _path(source: Path, precision: str) -> Path:
 def _of_graph(folder: Path, manifest: contract.Manifest, options: Options) -> list[GraphQuantizer]:
     source = folder / manifest.precisions["fp32"]
     calibration, batches = _batches(options, manifest.inputs, [ir.load(source).graph])
-    if manifest.task == contract.TEXT_GENERATION:  # its logits are many times as large as its inputs
+    if manifest.task == contract.TEXT_GENERATION and options.examples is None:  # its logits are large
         batches = (next(calibrated_blocks.parts_of(batch)) for batch in batches)
     adapters = _adapters(folder, [x.file for x in manifest.adapters.values()])
     with Session(source, provider="cpu") as session:
