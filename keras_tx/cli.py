@@ -28,6 +28,7 @@ from keras_tx.commands import (
     triton,
     verify,
 )
+from keras_tx.commands.huge_pages import restart_with_huge_pages
 from keras_tx.errors import KerasTxError, install_remedy
 
 COMMANDS = (
@@ -87,6 +88,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         warnings.showwarning = _show_warning
         try:
             parsed = build_parser().parse_args(arguments)
+            if argv is None and parsed.execute is serve.execute:  # a process of its own, which lasts
+                restart_with_huge_pages()
             code: int = parsed.execute(parsed)
             sys.stdout.flush()
             return code

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from keras_tx.cli import build_parser
+from keras_tx.commands import huge_pages
 from keras_tx.commands.serve import LIMITS
 from keras_tx.runtime import load
 from keras_tx.serving.http.limits import Limits
@@ -43,6 +44,24 @@ def test_serves_without_training_packages(exported_folders, without_training_pac
     assert request["id"] == "first" and request["status"] == 200 and request["model"] == "reviews"
     assert request["path"] == "/models/{name}" and request["seconds"] > 0
     assert "cat" not in json.dumps(server.log)
+
+
+PROGRAM = [sys.executable, "-m", "keras_tx.cli"]
+
+
+@pytest.mark.skipif(not huge_pages.are_on_request(), reason="Linux without huge pages on request")
+@pytest.mark.parametrize("own", [None, ""])
+def test_weights_are_in_huge_pages(own: str | None, exported_folders, monkeypatch):
+    monkeypatch.delenv(huge_pages.VARIABLE, raising=False)
+    if own is not None:
+        monkeypatch.setenv(huge_pages.VARIABLE, own)
+    with serving(exported_folders["bert, classifier"].path, command=PROGRAM) as server:
+        server.wait_for("ready")
+        variables = Path(f"/proc/{server.process.pid}/environ").read_text().split("\0")
+        maps = Path(f"/proc/{server.process.pid}/smaps").read_text()
+    value = huge_pages.VALUE if own is None else own
+    assert f"{huge_pages.VARIABLE}={value}" in variables
+    assert bool(re.search(r"^VmFlags:.* hg\b", maps, re.MULTILINE)) == (own is None)
 
 
 def test_sigterm_drains(exported_folders):
