@@ -199,6 +199,25 @@ def test_wrong_scale_raises_with_layer(poet, monkeypatch):
         quantize(poet, "int4", calibration={"input_ids": rows(0)})
 
 
+def test_other_files_of_a_decoder_are_made_without_calibration(poet):
+    """Fixed ranges would make int8-dynamic another precision than its name says."""
+    quantize(poet, ["int4", "int8-dynamic"], calibration={"input_ids": rows(0)})
+    variants = open_folder(poet).manifest.variants
+    assert variants["int8-dynamic"].recipe == "dynamic" and "rounded on" in variants["int4"].recipe
+    kinds = {node.op_type for node in loaded(poet, "model_int8.onnx").graph.node}
+    assert "DynamicQuantizeLinear" in kinds and not kinds & {"QuantizeLinear", "DequantizeLinear"}
+
+
+def test_examples_of_a_decoder_are_compared_whole(poet):
+    """The calibration is cut, because logits are large; a batch of the caller is not."""
+    ids = np.random.default_rng(1).integers(0, 300, (64, 32))
+    quantize(poet, "int4", calibration={"input_ids": rows(0)}, examples={"input_ids": ids})
+    files = ("model.onnx", "model_q4.onnx")
+    answers = [session(poet, name).run(["logits"], feed(ids))[0].argmax(-1) for name in files]
+    share = (answers[0] == answers[1]).mean()
+    assert open_folder(poet).manifest.variants["int4"].agreement == pytest.approx(share, abs=1e-3)
+
+
 def test_calibration_that_does_not_fit_raises(poet, tmp_path):
     with pytest.raises(ConfigError, match="calibration is a list of texts, but .* has no tokenizer"):
         quantize(poet, "int4", calibration=["a text"])

@@ -52,8 +52,8 @@ class GraphQuantizer:
         specs: its inputs and outputs, by the manifest.
         examples: the versions are compared on all of them; the errors of layers are measured on the first.
         keep: layers that stay in fp32.
-        calibration: batches for the ranges of int8, which without them are computed when the graph runs, and
-            for the rounding of a decoder's int4.
+        calibration: batches for the rounding of a decoder's int4, and for the ranges of other models' int8,
+            which without them are computed when the graph runs.
         task: of the model, which decides how int8 is made.
         calibration_name: describes the calibration in the manifest.
     """
@@ -137,11 +137,12 @@ class GraphQuantizer:
         return contract.method_of(precision, self._task) == "int8-dynamic"
 
     def _recipe(self, precision: str) -> recipes.Recipe:
-        if precision == "int4" and self._task == contract.TEXT_GENERATION:
+        decodes = self._task == contract.TEXT_GENERATION
+        if precision == "int4" and decodes:
             return self._offset_recipe()
         if not self._has_ranges(precision):
             return BlockRecipe(4 if precision == "int4" else 8, BLOCK)
-        if self._ranges is None and self._calibration is not None:
+        if self._ranges is None and self._calibration is not None and not decodes:
             self._ranges = activation_ranges.ranges(self.source, self._keep, self._calibration)
         return Int8Recipe(self._ranges, self._in_blocks)
 

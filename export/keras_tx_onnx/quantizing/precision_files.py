@@ -32,7 +32,7 @@ class Options:
 
     Attributes:
         keep: layers that stay in fp32.
-        calibration: batches for the ranges of int8 and for the rounding of a decoder's int4.
+        calibration: batches for the rounding of a decoder's int4, and for the ranges of other models' int8.
         calibration_name: describes these batches, for the manifest.
         examples: a batch on which to compare the files; random inputs if it is None.
     """
