@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import pytest
-from onnx import numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
 from keras_tx.errors import ConfigError, ExportError
 from keras_tx.runtime import open_folder
@@ -171,6 +172,38 @@ def test_padding_does_not_count(poet):
     assert share_of_equal_scales(unpadded, stored(poet)) > 0.99
     quantize(poet, "int4", calibration={"input_ids": padded})
     assert share_of_equal_scales(unpadded, stored(poet)) < 0.5
+
+
+@pytest.mark.parametrize("shape", [(0, 0, 8), (-1, 8)], ids=["tokens", "mixture of experts"])
+def test_padding_has_no_moments(tmp_path, shape):
+    """Experts have all tokens on one axis."""
+    table, kernel = draw(24, 8), draw(8, 8, seed=2)
+    nodes = [
+        helper.make_node("Gather", ["table", "input_ids"], ["looked_up"]),
+        helper.make_node("Reshape", ["looked_up", "shape"], ["x"]),
+        helper.make_node("MatMul", ["x", "kernel"], ["y"]),
+    ]
+    arrays = {"table": table, "kernel": kernel, "shape": np.array(shape)}
+    graph = helper.make_graph(
+        nodes,
+        "graph",
+        [
+            helper.make_tensor_value_info(x, TensorProto.INT64, [None, None])
+            for x in ("input_ids", "attention_mask")
+        ],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(array, name) for name, array in arrays.items()],
+    )
+    onnx.save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10),
+        tmp_path / "model.onnx",
+    )
+    ids, mask = rows(0), (np.arange(32) < np.arange(16, 32)[:, None]).astype("int64")
+    batch = {"input_ids": ids, "attention_mask": mask}
+    moments = calibrated_blocks._moments(tmp_path / "model.onnx", ["x"], [batch])["x"]
+    tokens = table[ids[mask == 1]]
+    assert moments.tokens == mask.sum()
+    np.testing.assert_allclose(moments.sums, tokens.T @ tokens, rtol=1e-5)
 
 
 def test_measured_in_several_runs(poet, monkeypatch):

@@ -89,10 +89,9 @@ def _in_8_bits(losses: dict[str, float], sizes: dict[str, int]) -> frozenset[str
     return frozenset(chosen)
 
 
-def described(batches: Iterable[Feed]) -> str:
-    """The number of tokens of calibration."""
-    masks = (batch.get(contract.ATTENTION_MASK, batch[contract.INPUT_IDS] >= 0) for batch in batches)
-    return f"{sum(int(mask.sum()) for mask in masks):,} tokens"
+def token_count(batches: Iterable[Feed]) -> int:
+    """The number of tokens of calibration, without padding."""
+    return sum(int(_mask(batch).sum()) for batch in batches)
 
 
 def _parts(sizes: dict[Names, int]) -> Iterator[list[Names]]:
@@ -138,7 +137,7 @@ def _moments(path: Path, names: Sequence[str], batches: Iterable[Feed]) -> dict[
         for batch in batches:
             for rows in parts_of(batch):
                 for name, x in zip(names, probe.run(rows), strict=True):
-                    x = _tokens(x, rows.get(contract.ATTENTION_MASK))
+                    x = _tokens(x, _mask(rows))
                     own = _Moments((x.T @ x).astype("float64"), len(x))
                     moments[name] = moments[name] + own if name in moments else own
     for name, moment in moments.items():
@@ -158,8 +157,23 @@ def parts_of(batch: Feed) -> Iterator[Feed]:
         yield {name: x[start : start + step] for name, x in batch.items()}
 
 
-def _tokens(x: np.ndarray, mask: np.ndarray | None) -> np.ndarray:
-    """The rows of a value (batch, sequence, width) that are not padding."""
-    if mask is None or x.ndim != 3:
-        return x.reshape(-1, x.shape[-1])
-    return x[mask[:, -x.shape[1] :].astype(bool)]
+def _mask(batch: Feed) -> np.ndarray:
+    """Whether each id is a token, and not padding."""
+    ids = batch[contract.INPUT_IDS]
+    mask = batch.get(contract.ATTENTION_MASK)
+    return np.ones(ids.shape, bool) if mask is None else mask[:, -ids.shape[1] :] != 0
+
+
+def _tokens(x: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """The rows of a value that are not padding.
+
+    Args:
+        x: (batch, sequence, width), or as in mixtures of experts (batch * sequence, width). A sequence may be
+            the last tokens only. Other values have no padding.
+        mask: (batch, sequence).
+    """
+    width = x.shape[-1]
+    if x.ndim == 3 and len(x) == len(mask):
+        mask = mask[:, -x.shape[1] :]
+    x = x.reshape(-1, width)
+    return x[mask.reshape(-1)] if len(x) == mask.size else x

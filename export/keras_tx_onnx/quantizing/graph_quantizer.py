@@ -149,7 +149,7 @@ class GraphQuantizer:
     def _offset_recipe(self) -> OffsetRecipe:
         vocabulary_size = self._vocabulary_size()
         if self._calibrated is None and self._calibration is not None:
-            data = self._calibration_name or calibrated_blocks.described(self._calibration)
+            data = self._calibration_name or f"{calibrated_blocks.token_count(self._calibration):,} tokens"
             has_offsets = OffsetRecipe(vocabulary_size, BLOCK).has_offsets
             self._calibrated = calibrated_blocks.calibrated(
                 self.source, self._keep, self._calibration, data, BLOCK, has_offsets
