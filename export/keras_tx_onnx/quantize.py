@@ -73,8 +73,8 @@ def quantize(
             decoder is rounded on them (GPTQ), which keeps more of fp32's answers. "int8" of other models gets
             fixed ranges from them, so that no sample depends on the others of its batch; without them, each
             range is computed when the graph runs, over the whole batch.
-        examples: a batch on which the files are compared; by default the first of the calibration, or random
-            inputs.
+        examples: a batch on which the files are compared; by default the first of the calibration, of a
+            decoder its first 512 tokens, or random inputs.
         validation: for "auto": (inputs, targets) as arrays, an iterable of such batches, or a list of texts
             for the tokenizer of the folder.
         tolerance: how much the metric may lose; 0.005 is half a point of accuracy.

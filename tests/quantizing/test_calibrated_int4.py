@@ -251,6 +251,30 @@ def test_examples_of_a_decoder_are_compared_whole(poet):
     assert open_folder(poet).manifest.variants["int4"].agreement == pytest.approx(share, abs=1e-3)
 
 
+def test_notes_on_the_calibration(poet):
+    """Few tokens, and a comparison on the tokens of the rounding."""
+    few, same = "fewer than 1,024: measure whether", "Compared with fp32 on tokens on which it was rounded"
+    many, other = np.concatenate([rows(0), rows(1)]), {"input_ids": rows(2)}
+    for calibration, options, expected in (
+        ({"input_ids": rows(0)}, {}, [few, same]),
+        ({"input_ids": rows(0)}, {"examples": other}, [few]),
+        ({"input_ids": many}, {"examples": other}, []),
+        (None, {}, []),
+    ):
+        report = quantize(poet, "int4", calibration=calibration, **options)
+        notes = open_folder(poet).manifest.variants["int4"].notes
+        assert [text for text in (few, same) if any(text in note for note in notes)] == expected
+        assert all(note in str(report) for note in notes)
+
+
+def test_calibration_without_tokens_raises(poet):
+    calibration = {"input_ids": rows(0), "attention_mask": np.zeros((16, 32), "int64")}
+    before = (poet / "keras_tx.json").read_bytes()
+    with pytest.raises(ConfigError, match="calibration has no tokens: its attention_mask is 0 everywhere"):
+        quantize(poet, "int4", calibration=calibration)
+    assert (poet / "keras_tx.json").read_bytes() == before
+
+
 def test_calibration_that_does_not_fit_raises(poet, tmp_path):
     with pytest.raises(ConfigError, match="calibration is a list of texts, but .* has no tokenizer"):
         quantize(poet, "int4", calibration=["a text"])

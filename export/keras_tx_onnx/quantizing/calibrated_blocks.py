@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from keras_tx import contract
-from keras_tx.errors import ExportError
+from keras_tx.errors import ConfigError, ExportError
 from keras_tx_onnx.graph.first_call import load_first_call
 from keras_tx_onnx.quantizing import gptq, products
 from keras_tx_onnx.quantizing.calibration_inputs import Feed
@@ -24,6 +24,7 @@ NUMBERS = 2**27  # of the moments in memory at once: 1 GB in float64
 SHARE_IN_8_BITS = 0.2  # of the numbers, at most: makes their blocks larger by a tenth
 SMALLEST_LOSS = 1e-4  # of a product in 8 bits, 1 % of its result: weights that had 4 bits before lose nothing
 TOKENS = 512  # of a run; a longer row runs alone
+FEW_TOKENS = 1024  # the accuracy with fewer was not measured
 
 Names = tuple[str, ...]  # of the inputs of the products with one weight
 
@@ -92,6 +93,15 @@ def _in_8_bits(losses: dict[str, float], sizes: dict[str, int]) -> frozenset[str
 def token_count(batches: Iterable[Feed]) -> int:
     """The number of tokens of calibration, without padding."""
     return sum(int(_mask(batch).sum()) for batch in batches)
+
+
+def check_tokens(batches: Iterable[Feed]) -> None:
+    """Raises a ConfigError for a calibration without tokens."""
+    if not token_count(batches):
+        raise ConfigError(
+            "calibration has no tokens: its attention_mask is 0 everywhere, expected 1 at each token that is "
+            "not padding. Pass the mask of the ids, or none."
+        )
 
 
 def _parts(sizes: dict[Names, int]) -> Iterator[list[Names]]:

@@ -56,6 +56,7 @@ class GraphQuantizer:
             which without them are computed when the graph runs.
         task: of the model, which decides how int8 is made.
         calibration_name: describes the calibration in the manifest.
+        examples_of_calibration: whether the examples are part of the calibration.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class GraphQuantizer:
         calibration: Sequence[Feed] | None = None,
         task: str | None = None,
         calibration_name: str = "",
+        examples_of_calibration: bool = False,
     ):
         self.source = source
         self._specs = specs
@@ -75,6 +77,7 @@ class GraphQuantizer:
         self._calibration = calibration
         self._task = task
         self._calibration_name = calibration_name
+        self._examples_of_calibration = examples_of_calibration
         self._in_blocks: tuple[str, ...] = ()  # layers of int8
         self._ranges: dict[str, Range] | None = None
         self._calibrated: Calibrated | None = None  # of int4
@@ -124,6 +127,8 @@ class GraphQuantizer:
         plan, notes = recipes.quantize_graph(model, precision, recipe, keep)
         if self._in_blocks:
             notes = [*notes, _in_blocks_note(self._in_blocks)]
+        if isinstance(recipe, OffsetRecipe) and self._calibration is not None:
+            notes = [*notes, *self._calibration_notes(self._calibration)]
         return recipe.name, plan.kept, [*notes, *_left_in_float32(model)]
 
     def errors(self, precision: str) -> list[activation_ranges.Error]:
@@ -155,6 +160,21 @@ class GraphQuantizer:
                 self.source, self._keep, self._calibration, data, BLOCK, has_offsets
             )
         return OffsetRecipe(vocabulary_size, BLOCK, self._calibrated)
+
+    def _calibration_notes(self, calibration: Sequence[Feed]) -> list[str]:
+        """What limits the rounding on calibration data, and the comparison on them."""
+        notes, count = [], calibrated_blocks.token_count(calibration)
+        if count < calibrated_blocks.FEW_TOKENS:
+            notes.append(
+                f"Rounded on {count:,} tokens, fewer than {calibrated_blocks.FEW_TOKENS:,}: measure "
+                "whether it is better than without calibration, or pass more."
+            )
+        if self._examples_of_calibration:
+            notes.append(
+                "Compared with fp32 on tokens on which it was rounded, so others may differ more. Pass "
+                "examples= to compare on others."
+            )
+        return notes
 
     def _vocabulary_size(self) -> int:
         (logits,) = (spec for spec in self._specs[1] if spec.name == contract.LOGITS)

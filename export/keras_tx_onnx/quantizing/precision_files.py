@@ -232,8 +232,11 @@ def _path(source: Path, precision: str) -> Path:
 def _of_graph(folder: Path, manifest: contract.Manifest, options: Options) -> list[GraphQuantizer]:
     source = folder / manifest.precisions["fp32"]
     calibration, batches = _batches(options, manifest.inputs, [ir.load(source).graph])
-    if manifest.task == contract.TEXT_GENERATION and options.examples is None:  # its logits are large
-        batches = (next(calibrated_blocks.parts_of(batch)) for batch in batches)
+    if manifest.task == contract.TEXT_GENERATION:
+        if calibration is not None:
+            calibrated_blocks.check_tokens(calibration)
+        if options.examples is None:  # its logits are large
+            batches = (next(calibrated_blocks.parts_of(batch)) for batch in batches)
     adapters = _adapters(folder, [x.file for x in manifest.adapters.values()])
     with Session(source, provider="cpu") as session:
 
@@ -244,8 +247,18 @@ def _of_graph(folder: Path, manifest: contract.Manifest, options: Options) -> li
 
         examples = _first_that_runs(batches, run)
     specs = (manifest.inputs, manifest.outputs)
-    name = options.calibration_name
-    return [GraphQuantizer(source, specs, examples, options.keep, calibration, manifest.task, name)]
+    return [
+        GraphQuantizer(
+            source,
+            specs,
+            examples,
+            options.keep,
+            calibration,
+            manifest.task,
+            options.calibration_name,
+            examples_of_calibration=options.examples is None and calibration is not None,
+        )
+    ]
 
 
 def _of_encoder_and_decoder(
