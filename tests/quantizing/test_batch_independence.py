@@ -8,9 +8,11 @@ import numpy as np
 import onnx
 import pytest
 
+from keras_tx.processing import train_wordpiece
 from keras_tx.runtime import open_folder
 from keras_tx_onnx import quantize
 from tests.drawing import draw
+from tests.exported_folders import CORPUS
 from tests.quantizing.folders import bert, exported, session
 
 SAMPLE = draw(1, 3, 8, 8)
@@ -79,6 +81,19 @@ def test_calibration_from_tf_data_with_channels_last(exported_folders, tmp_path)
     first = (folder / "onnx/model_quantized.onnx").read_bytes()
     quantize(folder, "int8", calibration=tf.data.Dataset.from_tensor_slices((pictures, np.zeros(6))).batch(2))
     assert (folder / "onnx/model_quantized.onnx").read_bytes() == first
+
+
+def test_ranges_of_texts(tmp_path):
+    """The texts, and the ids that the tokenizer of the folder computes from them."""
+    words = train_wordpiece(CORPUS, size=60)
+    folder = exported(bert(vocabulary_size=words.vocabulary_size, processing=words), tmp_path / "folder")
+    report = quantize(folder, "int8", calibration=CORPUS)
+    assert open_folder(folder).manifest.variants["int8"].recipe == f"static, ranges of {len(CORPUS)} texts"
+    assert not open_folder(folder).manifest.depends_on_batch("int8")
+    assert f"ranges of {len(CORPUS)} texts" in str(report)
+    of_texts = (folder / "onnx/model_quantized.onnx").read_bytes()
+    quantize(folder, "int8", calibration=words(sorted(CORPUS, key=len)))
+    assert (folder / "onnx/model_quantized.onnx").read_bytes() == of_texts
 
 
 def test_unpadded_texts_with_fixed_ranges(tmp_path):

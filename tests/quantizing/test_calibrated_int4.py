@@ -267,6 +267,16 @@ def test_notes_on_the_calibration(poet):
         assert all(note in str(report) for note in notes)
 
 
+def test_calibration_without_effect(tmp_path):
+    """All blocks of 32 would be partial, so all products have 8 bits."""
+    folder = exported(gpt(width=72, mlp_dim=72), tmp_path / "poet")
+    quantize(folder, "int4", calibration={"input_ids": rows(0)})
+    variant = open_folder(folder).manifest.variants["int4"]
+    assert variant.recipe == "4 bits in blocks of 32 with offsets, 8 bits for tokens and logits"
+    assert "The calibration has no effect: no weight is rounded on it." in variant.notes
+    assert not any("Rounded on" in note for note in variant.notes)
+
+
 def test_calibration_without_tokens_raises(poet):
     calibration = {"input_ids": rows(0), "attention_mask": np.zeros((16, 32), "int64")}
     before = (poet / "keras_tx.json").read_bytes()

@@ -149,7 +149,7 @@ class GraphQuantizer:
             return BlockRecipe(4 if precision == "int4" else 8, BLOCK)
         if self._ranges is None and self._calibration is not None and not decodes:
             self._ranges = activation_ranges.ranges(self.source, self._keep, self._calibration)
-        return Int8Recipe(self._ranges, self._in_blocks)
+        return Int8Recipe(self._ranges, self._in_blocks, self._calibration_name)
 
     def _offset_recipe(self) -> OffsetRecipe:
         vocabulary_size = self._vocabulary_size()
@@ -163,6 +163,8 @@ class GraphQuantizer:
 
     def _calibration_notes(self, calibration: Sequence[Feed]) -> list[str]:
         """What limits the rounding on calibration data, and the comparison on them."""
+        if self._calibrated is None or not self._calibrated.blocks:
+            return ["The calibration has no effect: no weight is rounded on it."]
         notes, count = [], calibrated_blocks.token_count(calibration)
         if count < calibrated_blocks.FEW_TOKENS:
             notes.append(

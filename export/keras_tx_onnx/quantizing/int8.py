@@ -46,10 +46,15 @@ class Int8Recipe:
     Args:
         ranges: by value, from calibration.
         in_blocks: layers whose weights have 8 bits in blocks, and whose input is rounded block by block, too.
+        data: describes the calibration.
     """
 
-    def __init__(self, ranges: Mapping[str, Range] | None = None, in_blocks: Collection[str] = ()):
+    def __init__(
+        self, ranges: Mapping[str, Range] | None = None, in_blocks: Collection[str] = (), data: str = ""
+    ):
         self.name = contract.DYNAMIC if ranges is None else contract.STATIC
+        if ranges is not None and data:
+            self.name += f", ranges of {data}"
         self._ranges = ranges
         self._in_blocks = frozenset(in_blocks)
 

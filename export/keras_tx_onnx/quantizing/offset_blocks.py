@@ -75,7 +75,7 @@ class OffsetRecipe:
 
     def __init__(self, vocabulary_size: int, block: int, calibrated: Calibrated | None = None):
         self.name = f"4 bits in blocks of {block} with offsets, 8 bits for tokens and logits"
-        if calibrated is not None:
+        if calibrated is not None and calibrated.blocks:
             self.name += f", rounded on {calibrated.data}"
         self._vocabulary_size, self._block = vocabulary_size, block
         self._calibrated = calibrated or Calibrated("", {}, ())
