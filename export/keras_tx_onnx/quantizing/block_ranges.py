@@ -14,7 +14,8 @@ def searched(blocks: np.ndarray, weights: np.ndarray | None = None) -> tuple[np.
     """The scale and the smallest number of each block.
 
     For each candidate of a range, the numbers are rounded to its steps, and scale and offset are fitted to
-    these steps by least squares. A block that was rounded to 16 equal steps before keeps its values.
+    these steps by least squares. A block that was rounded to 16 equal steps before keeps its values if it
+    uses the smallest and the largest of them, as in Q4_1 of llama.cpp.
 
     Args:
         blocks: (blocks, numbers of a block).
