@@ -54,6 +54,8 @@ def calibrated(
     by_weight: dict[str, list[Product]] = {}
     for product in filter(chosen, plan.products):
         by_weight.setdefault(str(product.weight.name), []).append(product)
+    # Others have blocks along both axes, and are rounded alone.
+    by_weight = {name: uses for name, uses in by_weight.items() if len({x.transposed for x in uses}) == 1}
     by_inputs: dict[Names, dict[str, Product]] = {}
     for name, uses in by_weight.items():
         inputs = tuple(dict.fromkeys(str(product.x.name) for product in uses))

@@ -19,6 +19,7 @@ LENGTH = 32
 SEED = 0
 UNLIMITED = 2**31  # position ids without a table
 INFINITE = -1  # the cardinality of a tf.data.Dataset that repeats
+ACCEPT_TEXTS = ("calibration", "validation")  # arguments, all of whose texts are in one list
 # Operators between an input of indices and the Gather of their table.
 ON_THE_WAY = frozenset(
     "Cast Clip Concat Expand Flatten GatherND Identity Reshape Slice Squeeze Transpose Unsqueeze".split()
@@ -55,9 +56,10 @@ def checked(examples: object, specs: Sequence[contract.TensorSpec], name: str) -
     if isinstance(examples, (np.ndarray, Mapping)):
         examples = [examples]
     if isinstance(examples, (str, bytes)) or not hasattr(examples, "__iter__"):
+        texts = "a list of texts, " if name in ACCEPT_TEXTS else ""
         raise ConfigError(
-            f"{name} is a {type(examples).__name__}, expected an array, a dict of arrays by input name, or "
-            "an iterable of these, such as a tf.data.Dataset of batches."
+            f"{name} is a {type(examples).__name__}, expected {texts}an array, a dict of arrays by input "
+            "name, or an iterable of these, such as a tf.data.Dataset of batches."
         )
     check_is_finite(examples, name)
     feeds = [_feed(batch, specs, name) for batch in examples]  # type: ignore[attr-defined]
@@ -76,12 +78,15 @@ def check_is_finite(dataset: object, name: str) -> None:
 def _feed(batch: object, specs: Sequence[contract.TensorSpec], name: str) -> Feed:
     if isinstance(batch, (tuple, list)):
         batch = batch[0]
+    _check_has_no_texts(batch, name)
     names = [spec.name for spec in specs]
     if not isinstance(batch, Mapping):
         if len(specs) != 1:
             raise ConfigError(f"{name} has a batch of one array, expected a dict of {', '.join(names)}.")
         batch = {names[0]: batch}
     arrays = {str(key): np.asarray(value) for key, value in batch.items() if key in names}
+    for array in arrays.values():
+        _check_has_no_texts(array, name)
     arrays = _completed(arrays, specs)
     for spec in specs:
         array = arrays.get(spec.name)
@@ -96,6 +101,21 @@ def _feed(batch: object, specs: Sequence[contract.TensorSpec], name: str) -> Fee
                 "one row. Remove batches without rows."
             )
     return {spec.name: np.ascontiguousarray(arrays[spec.name], dtype=spec.dtype) for spec in specs}
+
+
+def _check_has_no_texts(values: object, name: str) -> None:
+    """Raises a ConfigError for a text, or an array of texts."""
+    if isinstance(values, (str, bytes)) or (hasattr(values, "__array__") and _are_texts(np.asarray(values))):
+        expected, remedy = ("a list of texts, or ", "list(texts), or ") if name in ACCEPT_TEXTS else ("", "")
+        raise ConfigError(
+            f"{name} has a batch of texts, expected {expected}arrays by input name. Pass {remedy}the ids of "
+            "a tokenizer."
+        )
+
+
+def _are_texts(array: np.ndarray) -> bool:
+    first = next(array.flat, None) if array.dtype.kind == "O" else None
+    return array.dtype.kind in "US" or isinstance(first, (str, bytes))
 
 
 def _completed(arrays: dict[str, np.ndarray], specs: Sequence[contract.TensorSpec]) -> dict[str, np.ndarray]:
