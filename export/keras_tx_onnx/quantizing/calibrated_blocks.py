@@ -20,7 +20,9 @@ from keras_tx_onnx.quantizing.offset_blocks import Blocks, Calibrated, packed
 from keras_tx_onnx.quantizing.probe import Probe
 from keras_tx_onnx.quantizing.products import Product
 
-NUMBERS = 2**27  # of the moments in memory at once: 1 GB in float64
+# Numbers of the moments that are measured in one run, 1 GB in float64; those of one input may be more.
+# Rounding a kernel needs about four times its moments in addition.
+NUMBERS = 2**27
 SHARE_IN_8_BITS = 0.2  # of the numbers, at most: makes their blocks larger by a tenth
 SMALLEST_LOSS = 1e-4  # of a product in 8 bits, 1 % of its result: weights that had 4 bits before lose nothing
 TOKENS = 512  # of a run; a longer row runs alone
@@ -137,7 +139,9 @@ class _Moments:
         with 256 tokens is worse than if each block is rounded alone.
         """
         share = self.tokens / (self.tokens + len(self.sums))
-        return share * self.sums + (1 - share) * np.diag(np.diagonal(self.sums))
+        sums = share * self.sums
+        np.fill_diagonal(sums, np.diagonal(self.sums))
+        return sums
 
 
 def _moments(path: Path, names: Sequence[str], batches: Iterable[Feed]) -> dict[str, _Moments]:

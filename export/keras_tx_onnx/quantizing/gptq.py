@@ -32,7 +32,7 @@ def rounded(kernel: np.ndarray, moments: np.ndarray, block: int) -> tuple[np.nda
     count = inner // block
     importance = _damped(moments)
     spread = _inverse_factor(importance)
-    importance = np.diagonal(importance)
+    importance = np.diagonal(importance).copy()  # which frees the moments
     rest = np.array(kernel, "float32")  # what is not rounded yet, with the errors of what is
     steps = np.empty((inner, outer), "uint8")
     scales, least = np.empty((count, outer), "float32"), np.empty((count, outer), "float32")
