@@ -17,6 +17,7 @@ from tests.benchmarks.timing import STEPS
 EQUAL = 0.02  # largest relative difference of a loss from that of the first contender
 CLOSE = 0.1  # the same of an output: quantized and bf16 outputs are no closer
 Check = float | list[float]
+ANOTHER_TOKEN = "another first token"
 
 
 @dataclasses.dataclass
@@ -29,7 +30,7 @@ class Result:
         figures: other measurements by name, such as bytes or nodes.
         utilization: by case, as a share of the machine's rate.
         versions: of the libraries.
-        note: the error message, if it failed.
+        note: the error message, if it failed; what is wrong with the answers, after adapters.WRONG_NOTE.
     """
 
     name: str
@@ -102,7 +103,7 @@ def deviations(results: Sequence[Result], case: str) -> dict[str, str]:
     for name, check in checks.items():
         if isinstance(expected, int):
             if check != expected:
-                different[name] = "another first token"
+                different[name] = ANOTHER_TOKEN
             continue
         distance = _distance(check, expected)
         if not distance <= (CLOSE if isinstance(expected, list) else EQUAL):  # also for NaN
