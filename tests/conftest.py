@@ -52,12 +52,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Keeps what is imported out of garbage collection, which otherwise is a tenth of the time of a run.
-
-    On JAX, compiling is most of what the tests take: each operation anew for each shape.
-    """
-    if "jax" in sys.modules and os.environ.get("KERAS_BACKEND") == "jax":
-        sys.modules["jax"].config.update("jax_disable_most_optimizations", True)
+    """Keeps what is imported out of garbage collection, which otherwise is a tenth of the time of a run."""
+    shorten_compilations()
     shorten_collections()
     gc.set_threshold(10_000, 10, 20)
 
@@ -81,6 +77,13 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
     yield
     if nextitem is not None and nextitem.path != item.path:
         shorten_collections()
+
+
+def shorten_compilations() -> None:
+    """On JAX, compiling is most of what the tests take: each operation anew for each shape."""
+    as_usual = os.environ.get("KERAS_TX_OPTIMIZE_JAX") == "1"
+    if "jax" in sys.modules and os.environ.get("KERAS_BACKEND") == "jax" and not as_usual:
+        sys.modules["jax"].config.update("jax_disable_most_optimizations", True)
 
 
 def shorten_collections() -> None:

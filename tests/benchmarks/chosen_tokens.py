@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from tests.benchmarks.adapters import WRONG_NOTE
 from tests.benchmarks.cases import STREAM_CASES, Case, prompts_of
 from tests.benchmarks.comparisons import Comparison
 from tests.benchmarks.results import Outcome
@@ -42,7 +43,7 @@ def judge(comparison: Comparison, outcome: Outcome, place: Path) -> None:
         result.add(gap=worst)
         limit = next(most for least, most in LIMITS if bits[name] >= least)
         if not worst <= limit:  # also for NaN
-            result.note = f"WRONG TOKENS: {worst:.3g} below the likeliest, {limit:g} allowed"
+            result.note = f"{WRONG_NOTE}TOKENS: {worst:.3g} below the likeliest, {limit:g} allowed"
 
 
 def _gaps_in_a_process(tokens: Any, place: Path) -> dict[str, dict[str, float]]:

@@ -68,6 +68,11 @@ BITS = {  # of 32 numbers and a scale
 }
 
 
+def bits_of(name: str) -> float:
+    """Of a weight in the precision that ends a contender's name; 32 without one."""
+    return BITS.get(name.split()[-1], 32)
+
+
 def _keras_tx(precision: str, models: tuple[str, ...], slow: bool = False) -> Contender:
     # int4 weights are multiplied with int8; fp16 has no rate: CPUs compute it in fp32 or not at all
     arithmetic = precision if precision in ("fp32", "fp16") else "int8"

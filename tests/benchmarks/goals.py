@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from tests.benchmarks import comparisons
+from tests.benchmarks.adapters import WRONG_NOTE
 from tests.benchmarks.cases import (
     A_REQUEST,
     A_STEP,
@@ -29,9 +30,18 @@ from tests.benchmarks.cases import (
     TRAINED,
     VIT,
 )
-from tests.benchmarks.results import Outcome, Result, quartiles, ratios
+from tests.benchmarks.contenders import bits_of
+from tests.benchmarks.results import (
+    ANOTHER_TOKEN,
+    Outcome,
+    Result,
+    deviations,
+    quartiles,
+    ratios,
+)
 
 REACHED, NOISE, MISSED, UNMEASURED = "reached", "within the noise", "missed", "not measured"
+WRONG = f"{UNMEASURED}: wrong answers"
 FEW = 3  # rounds below which nothing is claimed
 
 
@@ -133,13 +143,27 @@ def judge(goal: Goal, outcomes: Sequence[Outcome]) -> Judgement | None:
             continue
         result = outcome.of(goal.contender)
         if result is not None and result.samples(goal.case):
-            measured, decided = goal.judged(result, outcome)
+            wrong = _is_wrong(goal, outcome)
+            measured, decided = ("", WRONG) if wrong else goal.judged(result, outcome)
         elif _failed(goal, result, outcome):
             measured, decided = "", UNMEASURED
         else:
             continue
         return Judgement(f"{goal.model}, {goal.case}", goal.contender, goal.text, measured, decided)
     return None
+
+
+def _is_wrong(goal: Goal, outcome: Outcome) -> bool:
+    """Whether the contender or its peer answered wrongly; for a figure, in any case.
+
+    Models have random weights, with which 4 bits select other tokens: no other contender may.
+    """
+    names = {goal.contender, getattr(goal, "peer", goal.contender)}
+    if any(one.name in names and one.note.startswith(WRONG_NOTE) for one in outcome.results):
+        return True
+    cases = [goal.case] if goal.case in outcome.cases else outcome.cases
+    different = [item for case in cases for item in deviations(outcome.results, case).items()]
+    return any(name in names and (bits_of(name) >= 8 or how != ANOTHER_TOKEN) for name, how in different)
 
 
 def _failed(goal: Goal, result: Result | None, outcome: Outcome) -> bool:

@@ -141,8 +141,12 @@ class Report:
 
 
 def merged(reports: Sequence[Report]) -> Report:
-    """The results of several runs, whose contenders differ, in one report."""
+    """The results of several runs in one report.
+
+    Raises a ConfigError if runs were on different machines, or have the same contender of a comparison.
+    """
     first, *others = reports
+    _check_mergeable(reports)
     outcomes = {(one.section, one.model): one for one in first.outcomes}
     for report in others:
         for outcome in report.outcomes:
@@ -155,6 +159,28 @@ def merged(reports: Sequence[Report]) -> Report:
         first.omitted += [text for text in report.omitted if text not in first.omitted]
         first.stopped = first.stopped or report.stopped
     return dataclasses.replace(first, outcomes=[*outcomes.values()])
+
+
+def _check_mergeable(reports: Sequence[Report]) -> None:
+    machines = {(one.machine.cores, one.machine.processor, one.machine.threads): one for one in reports}
+    if len(machines) > 1:
+        names = "; ".join(f"{one.machine} ({one.date})" for one in machines.values())
+        raise ConfigError(f"The results are from different machines, expected one: {names}. Measure again.")
+    known: set[tuple[str, str, str]] = set()
+    for report in reports:
+        outcomes = [one for one in report.outcomes if one.section != comparisons.MACHINE]
+        rows = {
+            (one.section, one.model, name)
+            for one in outcomes
+            for name in (*(result.name for result in one.results), *one.unavailable)
+        }
+        if twice := sorted(known & rows):
+            names = ", ".join(f"{name} ({section} {model})" for section, model, name in twice)
+            raise ConfigError(
+                f"Contenders are in more than one of the results: {names}. "
+                "Select those of each run with --contender."
+            )
+        known |= rows
 
 
 def markdown(report: Report, level: int = 3) -> str:

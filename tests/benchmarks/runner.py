@@ -9,10 +9,12 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.benchmarks import chosen_tokens
-from tests.benchmarks.comparisons import STREAMS, Comparison
-from tests.benchmarks.contenders import Contender
-from tests.benchmarks.results import Outcome, Result
+from tests.benchmarks import chosen_tokens, comparisons
+from tests.benchmarks.adapters import WRONG_NOTE
+from tests.benchmarks.cases import STEP, STREAMS, Case
+from tests.benchmarks.comparisons import Comparison
+from tests.benchmarks.contenders import Contender, bits_of
+from tests.benchmarks.results import Outcome, Result, deviation
 from tests.benchmarks.worker import Unavailable, Worker, check_installed
 
 Say = Callable[[str], None]
@@ -39,7 +41,7 @@ def run_comparison(
         run.in_new_processes(contenders) if comparison.new_process else run.side_by_side(contenders)
     finally:
         outcome.results[:] = [result for result in outcome.results if result.seconds]
-        if comparison.section == STREAMS:
+        if comparison.section == comparisons.STREAMS:
             chosen_tokens.judge(comparison, outcome, place)
 
 
@@ -96,13 +98,13 @@ class _Run:
         self.say(f"{name}: loaded in {result.figures['load'][0]:.2f} s")
         return result
 
-    def _rounds(self, case: Any, workers: dict[str, Worker]) -> None:
+    def _rounds(self, case: Case, workers: dict[str, Worker]) -> None:
         start = time.perf_counter()
         rounds = 1 if case.once else self.rounds
         for index in range(rounds):
             for name, worker in list(workers.items()):
                 try:
-                    self._add(name, case.name, worker.call("run", case))
+                    self._add(name, case, worker.call("run", case))
                 except Unavailable as error:
                     workers.pop(name).close()
                     self._give_up(name, error)
@@ -133,18 +135,28 @@ class _Run:
         _load(worker, result)
         for case in self.comparison.cases:
             answer = worker.call("run", case)
-            result.checks[case.name] = answer.get("check", 0.0)
+            result.checks.setdefault(case.name, answer.get("check", 0.0))
             result.add(all=time.perf_counter() - start, peak=answer["peak"], resident=answer["resident"])
-            self._add(name, case.name, answer)
+            self._add(name, case, answer)
         result.versions = worker.call("versions")["versions"]
 
-    def _add(self, name: str, case: str, answer: dict[str, Any]) -> None:
+    def _add(self, name: str, case: Case, answer: dict[str, Any]) -> None:
         """Adds a round. A contender that measures several ways itself has a row for each."""
         for way, seconds in answer.get("ways", {name: [answer["seconds"]]}).items():
             result = self.outcome.add(way)
-            result.seconds.setdefault(case, []).extend(seconds)
+            result.seconds.setdefault(case.name, []).extend(seconds)
             result.add(**answer.get("figures", {}))
             result.note = answer.get("note") or result.note
+        self._compare(name, case, answer)
+
+    def _compare(self, name: str, case: Case, answer: dict[str, Any]) -> None:
+        """Notes an answer other than that of the first run; losses change, and logits judge streams."""
+        result = self.outcome.of(name)
+        if result is None or case.name not in result.checks or case.kind in (STEP, STREAMS):
+            return
+        how = deviation(answer.get("check", 0.0), result.checks[case.name], bits_of(name))
+        if how:
+            result.note = f"{WRONG_NOTE}ANSWERS: {how} in a later turn: {case.name}"
 
     def _give_up(self, name: str, error: Unavailable) -> None:
         """Ends a contender; its finished rounds are kept."""

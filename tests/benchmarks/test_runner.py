@@ -111,6 +111,30 @@ def test_preparation_ends_before_any_measurement(
     assert len(outcome.results) == 2 and all(orders[-1] == "close" for _, orders in told)
 
 
+def test_wrong_answer_in_a_later_turn_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    class Changing:
+        """Its answers change by a factor in the third run."""
+
+        def __init__(self, contender: Contender, place: Path, python: str) -> None:
+            self.factor = {"wrong": 1.2, "right": 1 + 1e-6}[contender.name]
+            self.runs = 0
+
+        def call(self, order: str, case: Case | None = None) -> dict[str, Any]:
+            self.runs += order == "run"
+            check = [1.0, 2.0] if self.runs < 3 else [self.factor, 2 * self.factor]
+            return {"seconds": 1.0, "resident": 2, "peak": 9, "versions": {}, "check": check}
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(runner, "Worker", Changing)
+    contenders = tuple(Contender(name, "keras.Predict", ("sys",), (BERT,)) for name in ("right", "wrong"))
+    outcome, _ = run(Comparison(MODELS, BERT, CASES[BERT][:1], contenders), tmp_path, rounds=3)
+    right, wrong = outcome.results
+    assert right.note == "" and deviations(outcome.results, outcome.cases[0]) == {}
+    assert wrong.note == f"WRONG ANSWERS: another result, by 20% in a later turn: {outcome.cases[0]}"
+
+
 def test_no_gpu_and_the_same_threads():
     variables = environment()
     assert variables["CUDA_VISIBLE_DEVICES"] == "-1" and variables["JAX_PLATFORMS"] == "cpu"

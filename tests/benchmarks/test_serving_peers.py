@@ -10,19 +10,21 @@ import numpy as np
 import pytest
 
 import keras_tx
+from keras_tx.errors import ConfigError
 from keras_tx.runtime import load
 from keras_tx_onnx import export_onnx
 from tests.benchmarks import chosen_tokens
 from tests.benchmarks import contenders as field
 from tests.benchmarks.cases import A_REQUEST, CASES, GPT, MINILM, STREAM_CASES, TEXTS_FILE, prompts_of
 from tests.benchmarks.comparisons import CLIENTS, STREAMS, Comparison
-from tests.benchmarks.machine import Machine
-from tests.benchmarks.report import Report, main, outcome_table
+from tests.benchmarks.machine import Machine, Rate
+from tests.benchmarks.report import Report, main, merged, outcome_table
 from tests.benchmarks.results import Outcome, Result, deviations
 from tests.benchmarks.runner import run_comparison
 from tests.drawing import redraw
 
 CASE = STREAM_CASES[1]
+MACHINE = Machine(2, "CPU", {})
 
 
 @pytest.fixture(scope="module")
@@ -61,19 +63,43 @@ def test_tokens_of_another_stream_are_noticed(place: Path):
 
 
 def test_runs_of_several_precisions_are_one_report(tmp_path: Path):
-    machine = Machine(2, "CPU", {})
     page, paths = tmp_path / "page.md", []
     page.write_text("before\n<!-- serving:begin -->\n<!-- serving:end -->\nafter\n", "utf-8")
     for name, peer in (("keras-tx fp32", "llama.cpp f32"), ("keras-tx int8", "llama.cpp q8_0")):
         results = [Result(name, {CASE.name: [0.001] * 3}), Result(peer, {CASE.name: [0.002] * 3})]
         outcome = Outcome(STREAMS, GPT, [CASE.name], results)
-        Report(machine, outcomes=[outcome], minutes={"streams": 1.0}).save(tmp_path / name)
+        Report(MACHINE, outcomes=[outcome], minutes={"streams": 1.0}).save(tmp_path / name)
         paths.append(str(tmp_path / name / "bench.json"))
     main([*paths, str(page)])
     text = page.read_text("utf-8")
     assert text.startswith("before\n") and text.endswith("after\n") and "2.0 minutes" in text
     assert all(f"| {name} | 1000.0 ± 0% |" in text for name in ("keras-tx fp32", "keras-tx int8"))
     assert "| llama.cpp q8_0 | 500.0 ± 0% |" in text and text.count("| 2.00x (2.00 to 2.00) |") == 2
+
+
+def report_of(*names: str, machine: Machine = MACHINE) -> Report:
+    results = [Result(name, {CASE.name: [0.001] * 3}) for name in names]
+    return Report(machine, "2030-01-02", [Outcome(STREAMS, GPT, [CASE.name], results)])
+
+
+def test_runs_of_different_machines_are_not_merged():
+    rates = {"fp32": Rate(1e9, "torch")}
+    one, other = report_of("keras-tx fp32"), report_of("keras-tx int8", machine=Machine(2, "CPU", rates))
+    assert len(merged([one, other]).outcomes[0].results) == 2  # a rate is measured anew in each run
+    for machine in (Machine(4, "CPU", {}), Machine(2, "another CPU", {}), Machine(2, "CPU", {}, 1)):
+        with pytest.raises(ConfigError, match="different machines"):
+            merged([report_of("keras-tx fp32"), report_of("keras-tx int8", machine=machine)])
+
+
+def test_contender_of_two_runs_is_not_merged():
+    first, second = report_of("keras-tx fp32", "llama.cpp f32"), report_of("keras-tx int8")
+    second.outcomes[0].unavailable["llama.cpp f32"] = "crashed: its process ended with 3"
+    with pytest.raises(
+        ConfigError, match=r"more than one of the results: llama.cpp f32 \(streams gpt2-124m\)"
+    ):
+        merged([first, second])
+    with pytest.raises(ConfigError, match="keras-tx fp32"):
+        merged([report_of("keras-tx fp32"), report_of("keras-tx int8"), report_of("keras-tx fp32")])
 
 
 @pytest.mark.thorough

@@ -105,7 +105,7 @@ def continued(loaded: Any, task: str, together: bool) -> dict[str, Any]:
     return {
         "kind": "decoders",
         "task": task,
-        "refused_by": [],
+        "refused_by": {},
         "byte_fallback": False,
         "distances": False,
         "prompts": PROMPTS if with_text else None,

@@ -35,12 +35,13 @@ DRAWS = {
     "gpt neox": (2, 1.0),
 }
 
-# Clients that do not run these models, as docs/clients.md says.
+# What the errors of clients say that do not run these models, as in docs/clients.md.
+HEADS = {"Optimum": "Got invalid dimensions for input: past_key_values"}
 REFUSED = {
-    "mixtral": ["Optimum", "transformers.js"],
-    "qwen moe": ["Optimum"],
-    "gemma 2": ["Optimum"],
-    "phi 3": ["Optimum"],
+    "mixtral": {**HEADS, "transformers.js": "Unsupported model type"},
+    "qwen moe": HEADS,
+    "gemma 2": HEADS,
+    "phi 3": HEADS,
 }
 # The window or bias of these models counts padding between tokens, which onnxruntime-genai has in a batch.
 DISTANCES = ("window", "mixtral", "gemma 2", "gemma 3", "bloom")
@@ -57,7 +58,7 @@ def make(out: Path, name: str) -> dict[str, dict[str, Any]]:
         return {
             **answers,
             "new_ids_of_adapters": {},
-            "refused_by": REFUSED.get(CASES[name], []),
+            "refused_by": REFUSED.get(CASES[name], {}),
             "byte_fallback": f"{family}Tokenizer" not in BYTE_PAIRS,
             "distances": CASES[name].endswith(DISTANCES),
         }

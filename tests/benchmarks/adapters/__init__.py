@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 BATCH = 32  # sources that run together, by default of keras-tx; of similar lengths in every contender
+WRONG_NOTE = "WRONG "  # how a note about wrong answers begins
 
 
 def generate_in_batches(

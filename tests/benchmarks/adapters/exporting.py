@@ -9,7 +9,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from tests.benchmarks.adapters import Adapter
+from tests.benchmarks.adapters import WRONG_NOTE, Adapter
 from tests.memory import begin_peak, peak, resident
 
 SHORT = 20.0  # seconds below which an export is repeated in the same process
@@ -59,5 +59,5 @@ def _inspected(folder: Path, path: str) -> tuple[dict[str, float], str]:
         onnxruntime.InferenceSession(folder / path, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's exceptions have no base class
         message = " ".join(str(error).replace(str(folder / path), path).split())
-        return figures, f"onnxruntime refuses the file: {message[:200]}"
+        return figures, f"{WRONG_NOTE}FILE: onnxruntime refuses the file: {message[:200]}"
     return figures, ""

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from keras_tx import contract
-from tests.benchmarks.adapters import Adapter
+from tests.benchmarks.adapters import WRONG_NOTE, Adapter
 from tests.benchmarks.adapters.exporting import Exporter
 from tests.benchmarks.cases import MOST_STREAMS
 from tests.benchmarks.machine import threads_of_onnxruntime
@@ -121,7 +121,7 @@ class Clients(Adapter):
             f"{way} {precision}": [1 / rate for rate in rates] for way, rates in measured["rates"].items()
         }
         equal = measured["difference"] <= measured["allowed"]
-        note = "" if equal else f"batched answers differ by {measured['difference']:.1e}"
+        note = "" if equal else f"{WRONG_NOTE}ANSWERS: batched ones differ by {measured['difference']:.1e}"
         return {"seconds": ways[f"batched {precision}"][-1], "ways": ways, "note": note}
 
 
