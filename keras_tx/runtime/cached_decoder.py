@@ -99,11 +99,6 @@ class CachedDecoder:
         return [np.zeros((batch, int(p.shape[1]), 0, int(p.shape[3])), p.dtype) for p in pasts]
 
 
-def window_of(folder: Folder) -> int:
-    """The sliding window, by config.json; 0 without one. Blocks of a user's own have none there."""
-    return int((folder.config or {}).get("sliding_window") or 0)
-
-
 def context_of(folder: Folder) -> int:
     """The maximum number of tokens, by config.json."""
     config = folder.config or {}

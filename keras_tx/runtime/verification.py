@@ -11,7 +11,7 @@ import numpy as np
 from keras_tx import contract
 from keras_tx.errors import FolderError, KerasTxError
 from keras_tx.processing import TextTransform
-from keras_tx.runtime.cached_decoder import context_of, window_of
+from keras_tx.runtime.cached_decoder import context_of
 from keras_tx.runtime.example_inputs import Example, examples_of
 from keras_tx.runtime.folder import Folder, open_folder, verify_hashes
 from keras_tx.runtime.loading import load_folder
@@ -191,9 +191,7 @@ def _shared_cache(folder: Folder, shared: Path) -> Check:
     if folder.precision not in manifest.variants and parity is not None:  # Keras quantized the model
         exact = parity.tolerance <= contract.FLOAT32  # else its layers round their inputs
     try:
-        difference, tolerance = shared_cache_difference(
-            folder.graph, shared, context_of(folder), exact, farthest=window_of(folder)
-        )
+        difference, tolerance = shared_cache_difference(folder.graph, shared, context_of(folder), exact)
     except KerasTxError as error:
         return Check.failed("shared cache", error)
     return Check(

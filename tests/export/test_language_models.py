@@ -23,15 +23,12 @@ from keras_tx.runtime import load
 from keras_tx.runtime.cached_decoder import CachedDecoder
 from keras_tx.runtime.session import Session
 from keras_tx.runtime.tasks.text_generation import TextGenerator
-from keras_tx.runtime.verification import verify_folder
 from keras_tx.serving import TextEngine
 from keras_tx_onnx import export_onnx
 from keras_tx_onnx.graph import mask_distances
 from keras_tx_onnx.graph.cache_ports import Cache
-from keras_tx_onnx.graph.shared_cache import write_shared
-from keras_tx_onnx.interfaces import decoder, language_model
+from keras_tx_onnx.interfaces import language_model
 from keras_tx_onnx.lowerings.nodes import cached_masks
-from keras_tx_onnx.quantizing import precision_files
 from tests.drawing import redraw
 from tests.tolerances import assert_close
 from tests.weights.test_keras_hub_tokenizers import byte_pairs, sentence_pieces
@@ -595,37 +592,6 @@ def test_wrong_window_of_a_shared_cache_fails_verification(window, tmp_path, mon
     monkeypatch.setattr(mask_distances, "window_of", lambda row: (right(row) or 0) + 1)
     with pytest.raises(ExportError, match="shared cache differs"):
         export_onnx(windowed_mistral(window), tmp_path / "out", cache="shared")
-
-
-@pytest.mark.parametrize("module", [decoder, precision_files])
-def test_wrong_window_of_a_written_folder(module: Any, tmp_path, monkeypatch):
-    """The window of the graph is that of config.json, so texts of both comparisons are longer."""
-
-    def write_narrower(path: Path, context: int) -> Path:
-        shared = write_shared(path, context)
-        assert shared is not None
-        model = onnx.load(shared, load_external_data=False)
-        options = [option for node in model.graph.node for option in node.attribute]
-        for option in options:
-            if option.name == "local_window_size":
-                option.i = 36
-        onnx.save(model, shared)
-        return shared
-
-    monkeypatch.setattr(module, "write_shared", write_narrower)
-    sizes = {**grouped(sliding_window=100), "hidden_dim": 64, "intermediate_dim": 128}
-    folder = tmp_path / "out"
-    precisions = ["fp32"] if module is decoder else ["fp32", "int8"]
-    report = export_onnx(
-        Case("Mistral", sizes).model(), folder, cache="shared", precision=precisions, verify=False
-    )
-    if module is decoder:
-        check = {check.name: check for check in verify_folder(folder)}["shared cache"]
-        assert check.passed is False, check.detail
-    else:
-        notes = [note for one in report.manifest.variants.values() for note in one.notes]
-        assert any("its logits differ from those of" in note for note in notes), notes
-        assert not (folder / contract.shared_name(contract.PRECISIONS["int8"])).exists()
 
 
 def test_inputs_beside_texts_raise(tmp_path):

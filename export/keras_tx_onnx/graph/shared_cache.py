@@ -68,12 +68,6 @@ def write_shared(path: Path, context: int) -> Path | None:
     return shared
 
 
-def largest_window(shared: Path) -> int:
-    """Of a graph with a shared cache, in tokens; 0 if it has no sliding window."""
-    nodes = (node for node in ir.load(shared).graph if node.op_type == "GroupQueryAttention")
-    return max((node.attributes.get_int("local_window_size", 0) for node in nodes), default=0)
-
-
 def check_shared(
     path: Path,
     shared: Path,

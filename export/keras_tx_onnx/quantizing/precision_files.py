@@ -18,7 +18,7 @@ from keras_tx.runtime.example_inputs import first_call, next_call
 from keras_tx.runtime.session import Session
 from keras_tx.runtime.shared_cache import shared_cache_difference
 from keras_tx_onnx.graph.model_file import check_graph
-from keras_tx_onnx.graph.shared_cache import largest_window, note_of, write_shared
+from keras_tx_onnx.graph.shared_cache import note_of, write_shared
 from keras_tx_onnx.quantizing import activation_ranges, calibrated_blocks, calibration_inputs, products
 from keras_tx_onnx.quantizing.calibration_inputs import Feed
 from keras_tx_onnx.quantizing.graph_quantizer import Example, GraphQuantizer
@@ -115,16 +115,13 @@ class PrecisionWriter:
         amplifies that beyond the tolerance, the folder has no such graph: an answer must not depend on which
         graph runs.
         """
-        of_fp32 = self._graph.with_name(contract.shared_name(self._graph.name))
-        if not of_fp32.exists():
+        if not self._graph.with_name(contract.shared_name(self._graph.name)).exists():
             return []
         context = _read(self.folder / contract.GENAI_CONFIG)["model"]["context_length"]
         shared = write_shared(path, context)
         assert shared is not None, f"fp32 has a shared cache, but {precision} none"
         check_graph(shared)
-        difference, tolerance = shared_cache_difference(
-            path, shared, context, exact=False, farthest=largest_window(of_fp32)
-        )
+        difference, tolerance = shared_cache_difference(path, shared, context, exact=False)
         if difference <= tolerance:
             return [note_of(shared, path, difference)]
         shared.unlink()
