@@ -134,7 +134,7 @@ def export_onnx(
     check_finite(interface.model, "Export the model as it was before its training diverged.", ExportError)
 
     seconds: dict[str, float] = {}
-    parity, difference, notes = None, None, []
+    parity, comparison, notes = None, None, []
     adapter_parities: dict[str, contract.Parity] = {}
     # Keras is patched once, not in each step.
     with patched(), atomic_directory(folder, ExportError) as partial:
@@ -160,9 +160,9 @@ def export_onnx(
                     exact = interface.tolerance == tolerances.FLOAT32
                     weights = common_weights(weights, path, shared)
                     context, farthest = interface.context_length, interface.farthest
-                    difference = check_shared(path, shared, context, exact, weights, farthest)
+                    comparison = check_shared(path, shared, context, exact, weights, farthest)
         if shared is not None:
-            notes = [*notes, note_of(shared, path, difference)]
+            notes = [*notes, note_of(shared, path, comparison)]
         with _timed(seconds, "hash"):
             stored = {
                 each.name: contract.Adapter(

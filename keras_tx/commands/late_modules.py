@@ -1,4 +1,4 @@
-"""Modules that are imported when something in them is used, and not by the packages that name them."""
+"""Modules whose import is deferred until their first use."""
 
 from __future__ import annotations
 

@@ -6,13 +6,15 @@ import gc
 import importlib.util
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from keras_tx.commands.framework_logs import import_keras, quiet_start
 from keras_tx.commands.late_modules import imported_late
+
+T = TypeVar("T")
 
 # Keras imports them where they are installed: for its scikit-learn classes, figures, and a callback.
 UNUSED = ("sklearn", "matplotlib", "matplotlib.pyplot", "requests")
@@ -55,22 +57,37 @@ def import_keras_for_export(source: Path) -> None:
     """
     if source.is_dir() and "keras" not in sys.modules:
         _select_lightest_backend()
-    with _without(UNUSED), _late():
-        import_keras()
+    with _without(UNUSED):
+        _with_late_modules(import_keras)
 
 
 def import_exporter() -> Any:
     """Imports keras_tx_onnx without messages, and returns `export_onnx`."""
-    with quiet_start(), _late():
-        from keras_tx_onnx import export_onnx
+    with quiet_start():
+        return _with_late_modules(_exporter)
+
+
+def _exporter() -> Any:
+    from keras_tx_onnx import export_onnx
+
     return export_onnx
 
 
-def _late() -> AbstractContextManager[None]:
-    """A context in which modules are loaded late; other backends than NumPy need some of them at once."""
+def _with_late_modules(import_: Callable[[], T]) -> T:
+    """Calls a function that imports packages, while modules are late; again without that, if it fails.
+
+    A package cannot import submodules of a late module. Other backends than NumPy need some modules at once.
+    """
     from keras_tx.environment import keras_backend
 
-    return imported_late(LATE if keras_backend() == BACKEND else {})
+    late = LATE if keras_backend() == BACKEND else {}
+    try:
+        with imported_late(late):
+            return import_()
+    except ModuleNotFoundError as error:
+        if not any(f"{error.name}.".startswith(f"{name}.") for name in late):
+            raise
+    return import_()
 
 
 def _select_lightest_backend() -> None:

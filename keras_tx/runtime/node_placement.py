@@ -21,7 +21,7 @@ MODEL_GRAPH, MODEL_OPSET = 7, 8
 OPSET_DOMAIN, OPSET_VERSION = 1, 2
 GRAPH_NODE, GRAPH_INITIALIZER, GRAPH_INPUT, GRAPH_OUTPUT, GRAPH_VALUE_INFO = 1, 5, 11, 12, 13
 NODE_INPUT, NODE_OUTPUT, NODE_NAME, NODE_OP_TYPE, NODE_ATTRIBUTE, NODE_DOMAIN = 1, 2, 3, 4, 5, 7
-ATTRIBUTE_GRAPH = 6
+ATTRIBUTE_NAME, ATTRIBUTE_INTEGER, ATTRIBUTE_GRAPH = 1, 3, 6
 TENSOR_DTYPE, TENSOR_NAME = 2, 8
 VALUE_NAME, VALUE_TYPE, TENSOR_TYPE, ELEMENT_TYPE, SHAPE, DIMENSION, SIZE = 1, 2, 1, 1, 2, 1, 1
 FLOATS = {1, 10, 11, 16}  # of TensorProto.DataType: float, float16, double, bfloat16
@@ -31,12 +31,18 @@ SIZES = {"Shape", "Size"}
 
 @dataclasses.dataclass(frozen=True)
 class GraphNode:
-    """A node of a graph file; its operator is behind its domain, if that is not ONNX's own."""
+    """A node of a graph file.
+
+    Attributes:
+        operator: behind its domain, if that is not ONNX's own.
+        integers: its attributes that are one integer, by name.
+    """
 
     name: str
     operator: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
+    integers: Mapping[str, int]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -200,8 +206,12 @@ def _graphs(graph: bytes) -> Iterator[bytes]:
 
 def _node(content: bytes) -> GraphNode:
     texts: dict[int, list[str]] = {}
+    integers = {}
     for field, value in _parts(content):
-        if field.number != NODE_ATTRIBUTE:
+        if field.number == NODE_ATTRIBUTE:
+            if any(inner.number == ATTRIBUTE_INTEGER for inner in read_fields(value)):
+                integers[_text(value, ATTRIBUTE_NAME)] = _signed(_number(value, ATTRIBUTE_INTEGER))
+        else:
             texts.setdefault(field.number, []).append(value.decode("utf-8"))
     domain = texts.get(NODE_DOMAIN, [""])[-1]
     operator = texts.get(NODE_OP_TYPE, [""])[-1]
@@ -210,6 +220,7 @@ def _node(content: bytes) -> GraphNode:
         f"{domain}.{operator}" if domain else operator,
         tuple(texts.get(NODE_INPUT, ())),
         tuple(texts.get(NODE_OUTPUT, ())),
+        integers,
     )
 
 
@@ -243,3 +254,8 @@ def _number(content: bytes, number: int) -> int:
         if field.number == number and field.wire_type == VARINT:
             return read_varint(content, field.first, field.end)[0]
     return 0
+
+
+def _signed(number: int) -> int:
+    """An int64 of a message, whose integers have no sign."""
+    return number - 2**64 if number >= 2**63 else number

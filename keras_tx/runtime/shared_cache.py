@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -12,13 +12,15 @@ from keras_tx import contract
 from keras_tx.errors import FolderError
 from keras_tx.generation.decoding_loop import Decoder, decode_step, prefill
 from keras_tx.runtime.cached_decoder import CachedDecoder, DecoderSignature
+from keras_tx.runtime.node_placement import read_graph
 from keras_tx.runtime.session import Binding, Session
 from keras_tx.runtime.shared_weights import SharedWeights
 
 # Limits of prompts in one run: tokens, tokens with padding for each real one, and logits.
 MOST_TOKENS, PADDED, MOST_LOGITS = 2048, 1.25, 2**23
-# Of texts that compare two graphs: tokens, and the largest window that they exceed.
+# Of texts that compare two graphs: tokens, and the largest distance that they exceed.
 STEP, DISTANT = 32, 1024
+OPERATOR = "com.microsoft.GroupQueryAttention"
 
 
 class SharedCache:
@@ -208,15 +210,38 @@ def _single_rows(count: int) -> list[slice]:
     return [slice(row, row + 1) for row in range(count)]
 
 
-def shared_cache_difference(
+class Comparison(NamedTuple):
+    """The difference between the logits of a graph and of its version with a shared cache.
+
+    Attributes:
+        difference: in units of the logits' scale.
+        tolerance: the largest correct difference.
+        unexceeded: a window that no text was longer than; 0 if there is none.
+    """
+
+    difference: float
+    tolerance: float
+    unexceeded: int
+
+    @property
+    def limits(self) -> str:
+        """The lengths of texts, if none was longer than a window; follows "within ... of it"."""
+        if not self.unexceeded:
+            return ""
+        return f", on texts no longer than its window of {self.unexceeded:,} tokens"
+
+
+def compare_shared_cache(
     graph: Path,
     shared: Path,
     context: int,
     exact: bool,
     weights: SharedWeights | None = None,
     farthest: int = 0,
-) -> tuple[float, float]:
-    """The difference of the logits of a graph and its shared-cache version, and the tolerance.
+) -> Comparison:
+    """Compares the logits of a graph and its shared-cache version.
+
+    Texts are longer than each window of the shared graph that is not above DISTANT.
 
     Args:
         graph: the standard graph.
@@ -224,16 +249,35 @@ def shared_cache_difference(
         context: how many tokens the model supports.
         exact: whether the model computes in float32 and rounds no inputs.
         weights: weights of both graphs that are in memory.
-        farthest: the largest distance of tokens that masks distinguish, such as a window. Texts are longer
-            than it, if it is not above DISTANT.
+        farthest: a distance of tokens that masks of the standard graph distinguish, which texts exceed too.
     """
+    windows = windows_of(shared)
     with (
         Session(graph, "cpu", weights=weights, lean=True) as plain_session,
         Session(shared, "cpu", weights=weights, lean=True) as shared_session,
     ):
         plain, decoder = CachedDecoder(plain_session, context), SharedCacheDecoder(shared_session, context)
-        longest = farthest + STEP if farthest <= DISTANT else STEP
-        return _difference(plain, decoder, exact, longest), contract.FLOAT32 if exact else contract.ROUNDED
+        longest = max((x for x in (*windows, farthest) if x <= DISTANT), default=0) + STEP
+        difference = _difference(plain, decoder, exact, longest)
+    unexceeded = max((x for x in windows if x > DISTANT), default=0)
+    return Comparison(difference, contract.FLOAT32 if exact else contract.ROUNDED, unexceeded)
+
+
+def windows_of(shared: Path) -> tuple[int, ...]:
+    """The window of each attention of a graph with a shared cache; 0 for one that has none."""
+    nodes = [node for node in read_graph(shared).nodes if node.operator == OPERATOR]
+    return tuple(max(node.integers.get("local_window_size", 0), 0) for node in nodes)
+
+
+def window_error(shared: Path, fp32: Path) -> str:
+    """Which windows of a graph in lower precision are not those of the fp32 graph; empty if all are.
+
+    A wrong window may change logits less than the tolerance for rounded weights.
+    """
+    windows, expected = windows_of(shared), windows_of(fp32)
+    if windows == expected:
+        return ""
+    return f"Attention of {shared.name} has the windows {windows}, but that of {fp32.name} has {expected}."
 
 
 def _difference(plain: Decoder, shared: Decoder, batched: bool, longest: int, steps: int = 2) -> float:
@@ -245,22 +289,22 @@ def _difference(plain: Decoder, shared: Decoder, batched: bool, longest: int, st
     """
     random = np.random.default_rng(0)
     longest = max(1, min(longest, plain.context - steps))
-    lengths = sorted({longest, (7 * longest + 1) // 8, 1}, reverse=True)
-    texts = [random.integers(0, plain.vocabulary_size, length).tolist() for length in lengths]
-    continuations = random.integers(0, plain.vocabulary_size, (steps, len(texts))).tolist()
+    batch = batch_lengths(longest)
     worst = 0.0
-    all_rows = list(range(len(texts)))
-    for rows in [all_rows[:1], all_rows] if batched else [[row] for row in all_rows]:
-        expected, actual = (
-            _logits_of(
-                decoder, [texts[row] for row in rows], [[x[row] for row in rows] for x in continuations]
-            )
-            for decoder in (plain, shared)
-        )
+    for lengths in [[longest], batch] if batched else [[length] for length in (longest, *batch[1:])]:
+        texts = [random.integers(0, plain.vocabulary_size, length).tolist() for length in lengths]
+        continuations = random.integers(0, plain.vocabulary_size, (steps, len(texts))).tolist()
+        expected, actual = (_logits_of(decoder, texts, continuations) for decoder in (plain, shared))
         if not np.isfinite(actual).all():
             return float("inf")
         worst = max(worst, float(np.abs(actual - expected).max() / max(np.abs(expected).max(), 1e-6)))
     return worst
+
+
+def batch_lengths(longest: int) -> list[int]:
+    """Lengths of texts in a batch, the first two of which SharedCacheDecoder prefills together."""
+    longest = min(longest, MOST_TOKENS // 2)
+    return sorted({longest, max(longest - 4, (7 * longest + 1) // 8), 1}, reverse=True)
 
 
 def _logits_of(decoder: Decoder, texts: list[list[int]], continuations: list[list[int]]) -> np.ndarray:

@@ -16,7 +16,7 @@ from keras_tx.runtime.example_inputs import Example, examples_of
 from keras_tx.runtime.folder import Folder, open_folder, verify_hashes
 from keras_tx.runtime.loading import load_folder
 from keras_tx.runtime.session import Session, describe
-from keras_tx.runtime.shared_cache import shared_cache_difference
+from keras_tx.runtime.shared_cache import compare_shared_cache, window_error
 
 
 @dataclasses.dataclass(frozen=True)
@@ -190,15 +190,18 @@ def _shared_cache(folder: Folder, shared: Path) -> Check:
     exact = folder.precision == "fp32"
     if folder.precision not in manifest.variants and parity is not None:  # Keras quantized the model
         exact = parity.tolerance <= contract.FLOAT32  # else its layers round their inputs
+    fp32 = contract.shared_name(manifest.precisions.get("fp32", ""))
     try:
-        difference, tolerance = shared_cache_difference(folder.graph, shared, context_of(folder), exact)
+        if fp32 in manifest.files and (error := window_error(shared, folder.path / fp32)):
+            return Check("shared cache", False, error)
+        comparison = compare_shared_cache(folder.graph, shared, context_of(folder), exact)
     except KerasTxError as error:
         return Check.failed("shared cache", error)
     return Check(
         "shared cache",
-        difference <= tolerance,
-        f"{shared.name} computes the logits of {folder.graph.name} within {difference:.1e} of their scale "
-        f"(tolerance {tolerance:.0e})",
+        comparison.difference <= comparison.tolerance,
+        f"{shared.name} computes the logits of {folder.graph.name} within {comparison.difference:.1e} of "
+        f"their scale (tolerance {comparison.tolerance:.0e}){comparison.limits}",
     )
 
 
@@ -238,6 +241,8 @@ def _precision(root: Path, precision: str, check_graph: Callable[[Folder], Itera
         if folder.encoder is not None:
             specs = folder.manifest.encoder
             checks.append(_other_graph("encoder", folder, folder.encoder, check_graph, specs))
+        if folder.shared is not None:
+            checks.append(_shared_cache(folder, folder.shared))
     except KerasTxError as error:
         return Check.failed(precision, error)
     failed = next((check for check in checks if check.passed is False), None)

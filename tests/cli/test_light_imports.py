@@ -14,6 +14,7 @@ import pytest
 
 import keras_tx
 from keras_tx.commands import light_imports
+from keras_tx.environment import keras_backend
 from keras_tx.runtime import open_folder
 from keras_tx.runtime.session import Session
 from tests.drawing import as_numpy, redraw
@@ -126,3 +127,33 @@ def test_backend_without_its_packages_is_not_selected(environment, monkeypatch):
     )
     light_imports._select_lightest_backend()
     assert "KERAS_BACKEND" not in os.environ
+
+
+@pytest.mark.parametrize("of_keras", [True, False])
+def test_import_of_a_submodule_of_a_late_module(of_keras: bool, tmp_path: Path, monkeypatch):
+    package = "keras_imports" if of_keras else "keras_tx_onnx"
+    (tmp_path / "heavy").mkdir()
+    (tmp_path / "heavy" / "__init__.py").touch()
+    (tmp_path / "heavy" / "more.py").write_text("number = 5\n")
+    (tmp_path / f"{package}.py").write_text("import heavy.more\nexport_onnx = heavy.more.number\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(light_imports, "LATE", {"heavy": ()})
+    monkeypatch.setattr(light_imports, "BACKEND", keras_backend())
+    for name in (package, "heavy", "heavy.more"):
+        monkeypatch.setitem(sys.modules, name, None)
+        del sys.modules[name]  # and what is loaded here is removed after the test
+    if of_keras:
+        monkeypatch.setattr(light_imports, "import_keras", lambda: importlib.import_module(package))
+        light_imports.import_keras_for_export(tmp_path / "model.keras")
+        assert sys.modules[package].export_onnx == 5
+    else:
+        assert light_imports.import_exporter() == 5
+
+
+def test_missing_package_raises(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(light_imports, "LATE", {"absent": ()})
+    monkeypatch.setattr(light_imports, "BACKEND", keras_backend())
+    for name in ("other_absent", "absent.more"):
+        monkeypatch.setattr(light_imports, "import_keras", lambda name=name: importlib.import_module(name))
+        with pytest.raises(ModuleNotFoundError, match="absent"):
+            light_imports.import_keras_for_export(tmp_path / "model.keras")

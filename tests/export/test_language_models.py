@@ -19,12 +19,13 @@ from keras_tx import contract
 from keras_tx.errors import ConfigError, ExportError
 from keras_tx.generation import Generator
 from keras_tx.processing import TextTransform
-from keras_tx.runtime import load
+from keras_tx.runtime import load, open_folder, shared_cache
 from keras_tx.runtime.cached_decoder import CachedDecoder
 from keras_tx.runtime.session import Session
 from keras_tx.runtime.tasks.text_generation import TextGenerator
+from keras_tx.runtime.verification import Check, verify_folder
 from keras_tx.serving import TextEngine
-from keras_tx_onnx import export_onnx
+from keras_tx_onnx import export_onnx, quantize
 from keras_tx_onnx.graph import mask_distances
 from keras_tx_onnx.graph.cache_ports import Cache
 from keras_tx_onnx.interfaces import language_model
@@ -280,8 +281,8 @@ def test_logits_of_the_last_token_only(tmp_path):
     assert_close(whole["logits"], keras.ops.convert_to_numpy(expected))
 
 
-def windowed_mistral(window: int) -> Any:
-    return Case("Mistral", grouped(sliding_window=window)).model()
+def windowed_mistral(window: int, **sizes: int) -> Any:
+    return Case("Mistral", grouped(sliding_window=window, **sizes)).model()
 
 
 @pytest.mark.parametrize(
@@ -592,6 +593,55 @@ def test_wrong_window_of_a_shared_cache_fails_verification(window, tmp_path, mon
     monkeypatch.setattr(mask_distances, "window_of", lambda row: (right(row) or 0) + 1)
     with pytest.raises(ExportError, match="shared cache differs"):
         export_onnx(windowed_mistral(window), tmp_path / "out", cache="shared")
+
+
+@pytest.mark.parametrize("window", [64, 100])
+def test_wrong_window_of_a_quantized_shared_cache_is_refused(window, tmp_path, monkeypatch):
+    folder = tmp_path / "out"
+    export_onnx(windowed_mistral(window, hidden_dim=64, intermediate_dim=128), folder, cache="shared")
+    shared = folder / contract.shared_name(contract.PRECISIONS["int8"])
+    quantize(folder, "int8")
+    assert shared.exists()
+    right = mask_distances.window_of
+    monkeypatch.setattr(mask_distances, "window_of", lambda row: (right(row) or 0) + 7)
+    with pytest.raises(ExportError, match=rf"windows .*{window + 7}.*{window}"):
+        quantize(folder, "int8")
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_verify_checks_the_window_of_a_shared_cache(precision: str, tmp_path):
+    model, folder = windowed_mistral(64, hidden_dim=64, intermediate_dim=128), tmp_path / "out"
+    export_onnx(model, folder, cache="shared", precision=list(dict.fromkeys(["fp32", precision])))
+    check_name = "shared cache" if precision == "fp32" else precision
+    assert check_of(folder, check_name).passed
+    name = contract.shared_name(contract.PRECISIONS[precision])
+    graph = onnx.load(folder / name)
+    for node in graph.graph.node:
+        for attribute in node.attribute:
+            if attribute.name == "local_window_size":
+                attribute.i += 7
+    manifest = open_folder(folder).manifest
+    onnx.save(graph, folder / name)
+    files = {**manifest.files, name: contract.describe_file(folder / name)}
+    dataclasses.replace(manifest, files=files).save(folder)
+    check = check_of(folder, check_name)
+    assert check.passed is False and ("windows" if precision == "int8" else "within") in check.detail
+
+
+def test_window_that_no_text_exceeds_is_noted(tmp_path, monkeypatch):
+    monkeypatch.setattr(shared_cache, "DISTANT", 50)
+    folder, limits = tmp_path / "out", "of it, on texts no longer than its window of 64 tokens"
+    report = export_onnx(windowed_mistral(64), folder, cache="shared")
+    assert any(limits in note for note in report.manifest.notes)
+    check = check_of(folder, "shared cache")
+    assert check.passed and "on texts no longer than its window of 64 tokens" in check.detail
+    monkeypatch.undo()
+    assert "window" not in check_of(folder, "shared cache").detail
+
+
+def check_of(folder: Path, name: str) -> Check:
+    (check,) = (check for check in verify_folder(folder) if check.name == name)
+    return check
 
 
 def test_inputs_beside_texts_raise(tmp_path):

@@ -19,7 +19,7 @@ from keras_tx.errors import ConfigError, ExportError, FolderError
 from keras_tx.generation import PromptCache
 from keras_tx.runtime import TextGenerator, load
 from keras_tx.runtime.cached_decoder import CachedDecoder
-from keras_tx.runtime.shared_cache import SharedCache, SharedCacheDecoder
+from keras_tx.runtime.shared_cache import STEP, SharedCache, SharedCacheDecoder, batch_lengths
 from keras_tx.runtime.verification import verify_folder
 from keras_tx_onnx import export_onnx
 from keras_tx_onnx.graph.shared_cache import check_shared, share_cache, write_shared
@@ -91,6 +91,16 @@ def test_prompts_of_similar_length_are_prefilled_together(folders, monkeypatch):
     for one, other in zip(actual, expected, strict=True):
         assert one.ids == other.ids
         np.testing.assert_allclose(one.log_probabilities, other.log_probabilities, atol=1e-4)
+
+
+@pytest.mark.parametrize("window", [0, 4, 128, 512, 1024])
+@pytest.mark.parametrize("vocabulary_size", [50, 128_256, 262_144])
+def test_verification_prefills_two_texts_together(window, vocabulary_size):
+    decoder = object.__new__(SharedCacheDecoder)
+    decoder.vocabulary_size = vocabulary_size
+    lengths = np.array(batch_lengths(window + STEP))
+    assert decoder._groups(lengths) == [slice(0, 2), slice(2, 3)]
+    assert lengths[0] >= window  # the tokens that follow exceed it
 
 
 def ids_of(made: Any) -> Any:

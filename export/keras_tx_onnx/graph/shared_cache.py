@@ -12,7 +12,7 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from keras_tx import contract
 from keras_tx.errors import ExportError
-from keras_tx.runtime.shared_cache import shared_cache_difference
+from keras_tx.runtime.shared_cache import Comparison, compare_shared_cache
 from keras_tx.runtime.shared_weights import SharedWeights
 from keras_tx_onnx.graph import mask_distances
 from keras_tx_onnx.graph.attention_with_cache import AttentionWithCache, attention_with_cache
@@ -75,8 +75,8 @@ def check_shared(
     exact: bool,
     weights: SharedWeights | None = None,
     farthest: int = 0,
-) -> float:
-    """The difference between the logits of two graphs; raises an ExportError above the tolerance.
+) -> Comparison:
+    """Compares the logits of two graphs; raises an ExportError above the tolerance.
 
     Args:
         path: the standard graph.
@@ -84,15 +84,15 @@ def check_shared(
         context: how many tokens the model supports.
         exact: whether the model computes in float32 and rounds no inputs.
         weights: weights of both graphs that are in memory.
-        farthest: the largest distance that masks distinguish; texts are longer, up to DISTANT tokens.
+        farthest: the largest distance that masks of the standard graph distinguish.
     """
-    difference, tolerance = shared_cache_difference(path, shared, context, exact, weights, farthest)
-    if difference > tolerance:
+    comparison = compare_shared_cache(path, shared, context, exact, weights, farthest)
+    if comparison.difference > comparison.tolerance:
         raise ExportError(
-            f"The graph with a shared cache differs from the one without by {difference:.1e} of the logits' "
-            f"scale (tolerance {tolerance:.0e}). No folder was written."
+            f"The graph with a shared cache differs from the one without by {comparison.difference:.1e} of "
+            f"the logits' scale (tolerance {comparison.tolerance:.0e}). No folder was written."
         )
-    return difference
+    return comparison
 
 
 def no_shared(name: str, insist: bool) -> str:
@@ -107,9 +107,11 @@ def no_shared(name: str, insist: bool) -> str:
     return f"No graph with a cache that is written in place: {reason}."
 
 
-def note_of(shared: Path, path: Path, difference: float | None) -> str:
+def note_of(shared: Path, path: Path, comparison: Comparison | None) -> str:
     """The note about a written graph with a shared cache."""
-    compared = "NOT compared with it" if difference is None else f"within {difference:.1e} of it"
+    compared = "NOT compared with it"
+    if comparison is not None:
+        compared = f"within {comparison.difference:.1e} of it{comparison.limits}"
     return (
         f"onnx/{shared.name} is onnx/{path.name} with a cache that is written in place, {compared}; "
         "keras_tx.runtime uses it on the CPU."

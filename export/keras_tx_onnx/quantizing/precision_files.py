@@ -16,7 +16,7 @@ from keras_tx.errors import ExportError, RunError
 from keras_tx.runtime.adapter_file import read_adapter_file
 from keras_tx.runtime.example_inputs import first_call, next_call
 from keras_tx.runtime.session import Session
-from keras_tx.runtime.shared_cache import shared_cache_difference
+from keras_tx.runtime.shared_cache import compare_shared_cache, window_error
 from keras_tx_onnx.graph.model_file import check_graph
 from keras_tx_onnx.graph.shared_cache import note_of, write_shared
 from keras_tx_onnx.quantizing import activation_ranges, calibrated_blocks, calibration_inputs, products
@@ -115,19 +115,24 @@ class PrecisionWriter:
         amplifies that beyond the tolerance, the folder has no such graph: an answer must not depend on which
         graph runs.
         """
-        if not self._graph.with_name(contract.shared_name(self._graph.name)).exists():
+        fp32 = self._graph.with_name(contract.shared_name(self._graph.name))
+        if not fp32.exists():
             return []
         context = _read(self.folder / contract.GENAI_CONFIG)["model"]["context_length"]
         shared = write_shared(path, context)
         assert shared is not None, f"fp32 has a shared cache, but {precision} none"
         check_graph(shared)
-        difference, tolerance = shared_cache_difference(path, shared, context, exact=False)
-        if difference <= tolerance:
-            return [note_of(shared, path, difference)]
+        if error := window_error(shared, fp32):
+            self._remove(precision, [path, shared])
+            raise ExportError(f"{error} Please report this defect of keras-tx.")
+        comparison = compare_shared_cache(path, shared, context, exact=False)
+        if comparison.difference <= comparison.tolerance:
+            return [note_of(shared, path, comparison)]
         shared.unlink()
         return [
             "No graph with a cache that is written in place: it rounds differently, and its logits differ "
-            f"from those of onnx/{path.name} by {difference:.1e} of their scale (tolerance {tolerance:.0e})."
+            f"from those of onnx/{path.name} by {comparison.difference:.1e} of their scale "
+            f"(tolerance {comparison.tolerance:.0e})."
         ]
 
     def _remove(self, precision: str, paths: Sequence[Path]) -> None:
