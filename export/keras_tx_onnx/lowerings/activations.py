@@ -14,7 +14,7 @@ from keras import layers, ops
 
 from keras_tx.errors import ExportError
 from keras_tx_onnx.graph.builder import KERAS_TENSOR, GraphContext, shape_of
-from keras_tx_onnx.lowerings.nodes.arguments import as_float, as_given, is_float, reduced, refuse
+from keras_tx_onnx.lowerings.nodes.arguments import as_float, as_given, is_float, reduced, refuse, upper_bound
 from keras_tx_onnx.reading.registry import lowers
 
 
@@ -46,14 +46,16 @@ def relu(
     max_value: float | None = None,
     threshold: float = 0.0,
 ) -> ir.Value:
+    if max_value is not None:
+        max_value = float(upper_bound(0.0, max_value))
     if negative_slope and max_value is None and not threshold:
         return cx.op.LeakyRelu(x, alpha=float(negative_slope))
     if threshold:
         positive = cx.op.Where(cx.op.Greater(x, float(threshold)), x, 0.0)
         if max_value is not None:
-            positive = cx.op.Clip(positive, 0.0, float(max_value))
+            positive = cx.op.Clip(positive, 0.0, max_value)
     elif max_value is not None:
-        positive = cx.op.Clip(x, 0.0, float(max_value))
+        positive = cx.op.Clip(x, 0.0, max_value)
     else:
         positive = cx.op.Relu(x)
     if not negative_slope:

@@ -425,8 +425,12 @@ def _clip(usual: Any) -> Any:
         kinds = (keras.KerasTensor, Size, Real)
         if not recording() or not any(isinstance(bound, kinds) for bound in (x_min, x_max)):
             return usual(x, x_min, x_max)
-        y = x if x_min is None else keras.ops.maximum(x, x_min)
-        y = y if x_max is None else keras.ops.minimum(y, x_max)
+        steps = [(keras.ops.maximum, x_min), (keras.ops.minimum, x_max)]
+        if keras.backend.backend() == "tensorflow":  # the lower bound wins there, the upper one elsewhere
+            steps.reverse()
+        y = x
+        for limit, bound in steps:
+            y = y if bound is None else limit(y, bound)
         return keras.ops.cast(y, x.dtype)
 
     return clip

@@ -127,6 +127,16 @@ def as_array(x: Any) -> np.ndarray:
     return np.asarray(ops.convert_to_numpy(x))
 
 
+def upper_bound(low: Any, high: Any) -> Any:
+    """The upper bound of a Clip node, which wins if the bounds cross; in TensorFlow the lower one wins."""
+    if keras.backend.backend() != "tensorflow" or any(
+        bound is None or isinstance(bound, keras.KerasTensor) for bound in (low, high)
+    ):
+        return high
+    lows, highs = as_array(low), as_array(high)
+    return np.maximum(lows, highs) if (lows > highs).any() else high
+
+
 def wrapped(cx: GraphContext, x: ir.Value, dtype: str) -> ir.Value:
     """A result in an integer type that overflows in Keras: 250 + 10 is 4 in uint8."""
     if dtype not in OVERFLOWING:

@@ -17,6 +17,7 @@ from keras_tx_onnx.lowerings.nodes.arguments import (
     operands,
     refuse,
     result_type,
+    upper_bound,
     wrapped,
 )
 from keras_tx_onnx.reading.registry import lowers
@@ -218,9 +219,10 @@ def clip(cx: GraphContext, operation: Any, /, x: Any) -> ir.Value:
     dtype = result_type(x)
     dtype = "int32" if dtype == "bool" else dtype
     value = operand(cx, x, dtype)
+    x_max = upper_bound(operation.x_min, operation.x_max)
     low, high = (
         None if bound is None else _bound(cx, operation, name, bound, dtype)
-        for name, bound in (("x_min", operation.x_min), ("x_max", operation.x_max))
+        for name, bound in (("x_min", operation.x_min), ("x_max", x_max))
     )
     if all(bound is None or bound.shape == ir.Shape(()) for bound in (low, high)):
         return cx.op.Clip(value, low, high)
