@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.benchmarks import keras_hub_decoders
@@ -48,6 +49,27 @@ def test_every_other_family_equals_keras(key: str):
     (family,) = chosen(key)
     row = measured(family)
     assert row.works, row
+
+
+def test_row_whose_output_does_not_vary_is_rejected():
+    import keras
+
+    def constant(depth: int) -> keras.Model:
+        x = keras.Input((4,), name="x")
+        return keras.Model(x, [keras.layers.Dense(3, name="varying")(x), 0.0 * x])
+
+    row = measured(families.Family("constant", "Constant", constant, blocks=False))
+    assert row.difference == pytest.approx(0, abs=TOLERANCE)
+    assert not row.works and row.problem is not None
+    assert "hardly varies" in row.problem and "varying" not in row.problem
+
+
+def test_codebooks_are_redrawn_at_the_scale_of_their_inputs():
+    (family,) = chosen("rqvae")
+    model = families.redrawn(family.make(2))
+    codebooks = [weight for weight in model.weights if weight.name == "embeddings"]
+    assert len(codebooks) == 3
+    assert all(0.7 < np.std(weight.numpy()) < 1.3 for weight in codebooks)
 
 
 @pytest.mark.slow

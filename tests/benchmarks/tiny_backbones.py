@@ -169,6 +169,19 @@ def _edrec(depth: int) -> Any:
     )
 
 
+def _samples(shape: list[int]) -> int:
+    """The samples of audio for a drawn length."""
+    return 2000 + 400 * shape[1]
+
+
+def _audio_mask(shape: list[int], rng: Any) -> Any:
+    """Padding at the end of every second recording, of more than one frame of the encoder."""
+    import numpy as np
+
+    lengths = _samples(shape) - np.where(np.arange(shape[0]) % 2, 0, 1200)
+    return np.arange(_samples(shape))[None] < lengths[:, None]
+
+
 def _moonshine(depth: int) -> Any:
     return hub().MoonshineBackbone(
         vocabulary_size=VOCABULARY,
@@ -342,8 +355,9 @@ FAMILIES = (
         other_length=("encoder_input_values", "encoder_padding_mask"),
         special={
             "encoder_input_values": lambda shape, rng: rng.standard_normal(
-                (shape[0], 2000 + 400 * shape[1], 1), "float32"
-            )
+                (shape[0], _samples(shape), 1), "float32"
+            ),
+            "encoder_padding_mask": _audio_mask,
         },
     ),
     Family("clip", "CLIP", _clip("CLIP")),
@@ -375,7 +389,12 @@ FAMILIES = (
     Family("video_prism", "VideoPrism", _video_prism),
     Family("flux", "Flux", tiny_multimodal_backbones.flux),
     Family("vae", "VAE", tiny_image_backbones.vae, blocks=False),
-    Family("rqvae", "RQ-VAE", _rqvae),
+    Family(
+        "rqvae",
+        "RQ-VAE",
+        _rqvae,
+        special={"features": lambda shape, rng: 4 * rng.standard_normal(shape, "float32")},
+    ),
     Family("resnet", "ResNet", tiny_image_backbones.resnet),
     Family("densenet", "DenseNet", tiny_image_backbones.densenet),
     Family("vgg", "VGG", tiny_image_backbones.vgg),
