@@ -462,3 +462,36 @@ def test_other_layers_that_are_created_with_a_size_raise(options, tmp_path):
     layer = Restored(lambda height, width: layers.Resizing(height, width, **options))
     with pytest.raises(ExportError, match="size"):
         export_onnx(keras.Model(x, layer(x)), tmp_path / "out", verify=False)
+
+
+class Refusing(layers.Layer):
+    """Declares no shape for these channels, and fails on every backend for another reason."""
+
+    def call(self, x):
+        return x + np.zeros(int(np.asarray(x)[0, 0]))
+
+    def compute_output_spec(self, x):
+        raise ValueError("It needs six channels.")
+
+
+class Calling(layers.Layer):
+    """Calls a layer, with a declared output shape, so that Keras does not call it."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def build(self, shape):
+        self.inner.build(shape)
+
+    def call(self, x):
+        return self.inner(x)
+
+    def compute_output_spec(self, x):
+        return keras.KerasTensor(x.shape, x.dtype)
+
+
+def test_error_of_a_declaration_is_the_one_that_is_reported(tmp_path):
+    x = keras.Input((4,), name="x")
+    with pytest.raises(ExportError, match="It needs six channels"):
+        export_onnx(keras.Model(x, Calling(Refusing())(x)), tmp_path / "out", verify=False)

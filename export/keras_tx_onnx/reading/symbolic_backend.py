@@ -301,8 +301,8 @@ def _spec_of_layer(layer: Any, args: Any, kwargs: Any, trusting: bool) -> Any:
                 return outputs
     try:
         outputs = layer.compute_output_spec(*args, **kwargs)
-    except Exception:  # a declaration may fail for the arguments of this call
-        return _spec_without_declaration(layer, args, kwargs)
+    except Exception as error:  # a declaration may fail for the arguments of this call
+        return _spec_after_failed_declaration(layer, args, kwargs, error)
     if not trusting and not type(layer).__module__.startswith("keras.src."):
         return _spec_without_declaration(layer, args, kwargs)
     if isinstance(layer, keras.layers.EinsumDense) and isinstance(outputs, keras.KerasTensor):
@@ -318,11 +318,25 @@ def _spec_of_layer(layer: Any, args: Any, kwargs: Any, trusting: bool) -> Any:
     return outputs
 
 
+def _spec_after_failed_declaration(layer: Any, args: Any, kwargs: Any, error: Exception) -> Any:
+    """The outputs of a layer without its declaration; if that fails too, raises the declaration's error."""
+    try:
+        return _spec_without_declaration(layer, args, kwargs)
+    except Exception as last:
+        if isinstance(error, TypeError):  # the declaration does not accept these arguments
+            raise last from error
+        raise error from last
+
+
 def _spec_without_declaration(layer: Any, args: Any, kwargs: Any) -> Any:
     """The outputs of a layer, inferred from its `call` on Keras tensors or else on the backend."""
-    with suppress(Exception):
+    try:
         return _outputs_of_call(layer, args, kwargs)
-    return keras.Operation.compute_output_spec(layer, *args, **kwargs)
+    except Exception as error:
+        try:
+            return keras.Operation.compute_output_spec(layer, *args, **kwargs)
+        except Exception as last:
+            raise last from error
 
 
 def _spec_of_sequential(layer: Any, args: Any, kwargs: Any) -> Any:
