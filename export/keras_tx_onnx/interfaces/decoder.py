@@ -297,10 +297,12 @@ def _run_masked(output: str, session: Session, feed: Feed) -> Feed:
 
 
 def _other_run(chunks: list[int], padding: int = 0, last: int | None = None) -> OtherRun:
-    return OtherRun(partial(_run_otherwise, chunks, padding, last), last)
+    return OtherRun(partial(_run_padded_in_chunks, chunks, padding, last), last)
 
 
-def _run_otherwise(chunks: list[int], padding: int, last: int | None, session: Session, feed: Feed) -> Feed:
+def _run_padded_in_chunks(
+    chunks: list[int], padding: int, last: int | None, session: Session, feed: Feed
+) -> Feed:
     """The logits, computed in chunks, of texts in later columns: padding before them must not change them."""
     tokens = {
         name: np.pad(feed[name], ((0, 0), (padding, 0)))

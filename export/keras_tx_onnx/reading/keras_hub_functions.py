@@ -24,19 +24,19 @@ class Replaced:
     make: Callable[[Any], Callable[..., Any]]
 
 
-def _instead(function: Callable[..., Any]) -> Callable[[Any], Callable[..., Any]]:
+def _replace_with(function: Callable[..., Any]) -> Callable[[Any], Callable[..., Any]]:
     return lambda usual: function
 
 
 # -- recurrences --------------------------------------------------------------------------------------------
 
 
-def _by_token(tensors: Sequence[Any]) -> list[Any]:
+def _move_tokens_first(tensors: Sequence[Any]) -> list[Any]:
     """(batch, tokens, ...) -> (tokens, batch, ...), in float32."""
     return [ops.transpose(ops.cast(x, "float32"), (1, 0, *range(2, len(x.shape)))) for x in tensors]
 
 
-def _by_text(x: Any, dtype: Any) -> Any:
+def _move_batch_first(x: Any, dtype: Any) -> Any:
     return ops.cast(ops.transpose(x, (1, 0, *range(2, len(x.shape)))), dtype)
 
 
@@ -81,9 +81,9 @@ def gated_delta_rule(
     state = initial_state
     if state is None:
         state = ops.zeros((batch, heads, size, ops.shape(value)[-1]), "float32")
-    tokens = _by_token([normalized(query) * scale, normalized(key), value, g, beta])
+    tokens = _move_tokens_first([normalized(query) * scale, normalized(key), value, g, beta])
     state, outputs = ops.scan(step, ops.cast(state, "float32"), tokens)
-    return _by_text(outputs, query.dtype), state if output_final_state else None
+    return _move_batch_first(outputs, query.dtype), state if output_final_state else None
 
 
 def generalized_delta_rule(
@@ -110,11 +110,11 @@ def generalized_delta_rule(
         tensors = [ops.transpose(x, (0, 2, 1, 3)) for x in tensors]
     batch, _, heads, size = ops.shape(tensors[0])
     shape = (batch, heads, size, size)
-    tokens = _by_token(tensors)
+    tokens = _move_tokens_first(tensors)
     tokens[1] = ops.exp(-ops.exp(tokens[1]))
     state = ops.zeros(shape, "float32") if initial_state is None else ops.broadcast_to(initial_state, shape)
     state, outputs = ops.scan(step, ops.cast(state, "float32"), tokens)
-    outputs = _by_text(outputs, r.dtype)
+    outputs = _move_batch_first(outputs, r.dtype)
     return (outputs, state) if output_final_state else outputs
 
 
@@ -175,7 +175,7 @@ def _bilinear_interpolate(
         ymask, xmask: Which samples a box has, of shape (boxes, samples).
     """
 
-    def around(place: Any, mask: Any, count: int) -> tuple[Any, Any, Any]:
+    def find_neighbours(place: Any, mask: Any, count: int) -> tuple[Any, Any, Any]:
         """The pixels before and after a place, and the weight of the second."""
         place = ops.maximum(place, 0.0)
         before = ops.minimum(ops.cast(place, "int32"), count - 1)
@@ -192,7 +192,10 @@ def _bilinear_interpolate(
 
     pixels = ops.reshape(feature_maps, (-1, hidden_dim))
     first = ops.cast(roi_batch_ind, "int32")[:, None, None, None, None] * (height * width)
-    (top, bottom, down), (left, right, along) = around(y, ymask, height), around(x, xmask, width)
+    (top, bottom, down), (left, right, along) = (
+        find_neighbours(y, ymask, height),
+        find_neighbours(x, xmask, width),
+    )
     total = None
     for row, vertical in ((top, 1.0 - down), (bottom, down)):
         for column, horizontal in ((left, 1.0 - along), (right, along)):
@@ -204,9 +207,11 @@ def _bilinear_interpolate(
 
 REPLACED = (
     Replaced(
-        f"{MODELS}.qwen3_5.qwen3_5_gated_delta_net", "_chunk_gated_delta_rule", _instead(gated_delta_rule)
+        f"{MODELS}.qwen3_5.qwen3_5_gated_delta_net",
+        "_chunk_gated_delta_rule",
+        _replace_with(gated_delta_rule),
     ),
     Replaced(f"{MODELS}.rwkv7.rwkv7_layer", "RWKV7TimeMix.call", _with_generalized_delta_rule),
-    Replaced(f"{MODELS}.depth_anything.depth_anything_layers", "interpolate", _instead(_interpolate)),
-    Replaced(f"{MODELS}.sam3.roi_align", "_bilinear_interpolate", _instead(_bilinear_interpolate)),
+    Replaced(f"{MODELS}.depth_anything.depth_anything_layers", "interpolate", _replace_with(_interpolate)),
+    Replaced(f"{MODELS}.sam3.roi_align", "_bilinear_interpolate", _replace_with(_bilinear_interpolate)),
 )
