@@ -18,8 +18,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:(?s).*was passed an input with a mask attached"),
     pytest.mark.filterwarnings("ignore:(?s).*looks like it has unbuilt state"),
 ]
-# The reason is in docs/families.md.
-NOT_YET = ("retinanet",)
 QUICK = ("bert", "gpt2", "llama", "vit")
 
 
@@ -44,7 +42,7 @@ def test_family_equals_keras(key: str):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("key", [family.key for family in FAMILIES if family.key not in (*QUICK, *NOT_YET)])
+@pytest.mark.parametrize("key", [family.key for family in FAMILIES if family.key not in QUICK])
 def test_every_other_family_equals_keras(key: str):
     (family,) = chosen(key)
     row = measured(family)

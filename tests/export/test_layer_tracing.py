@@ -495,3 +495,23 @@ def test_error_of_a_declaration_is_the_one_that_is_reported(tmp_path):
     x = keras.Input((4,), name="x")
     with pytest.raises(ExportError, match="It needs six channels"):
         export_onnx(keras.Model(x, Calling(Refusing())(x)), tmp_path / "out", verify=False)
+
+
+class Pyramid(layers.Layer):
+    """Adds a level to twice the next one."""
+
+    def call(self, fine, coarse):
+        return fine + ops.repeat(ops.repeat(coarse, 2, axis=1), 2, axis=2)
+
+
+def test_inner_model_with_dynamic_sizes_is_called_with_fixed_ones(tmp_path):
+    image = keras.Input((None, None, 3))
+    fine = layers.Conv2D(4, 3, strides=2, padding="same")(image)
+    inner = keras.Model(image, [fine, layers.Conv2D(4, 3, strides=2, padding="same")(fine)])
+    x = keras.Input((16, 8, 3), name="x")
+    model = redraw(keras.Model(x, Pyramid()(*inner(x))))
+    report = export_onnx(model, tmp_path / "out")
+    assert "tf2onnx" not in report.manifest.tiers.values()
+    for batch in (1, 4):
+        value = draw(batch, 16, 8, 3)
+        assert_close(run(tmp_path / "out", value)[0], outputs_of(model, value)[0])

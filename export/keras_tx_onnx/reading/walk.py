@@ -89,9 +89,10 @@ def _describe_declared(context: GraphContext, call: Call, values: list[ir.Value 
             wrong = _has_wrong_static_size(context, value, shape)
             agrees = _describe(value, value.meta[KERAS_TENSOR].shape if wrong else shape, tensor.dtype)
             context.misled |= wrong or not agrees
+    fixed = bool(inferred) and _infers_fixed_sizes(call)
     for value, shape in zip(values, inferred, strict=False):
         if value is not None:
-            _note(value, shape)
+            _note(value, shape, fixed)
 
 
 def _inferred_shapes(
@@ -105,6 +106,17 @@ def _inferred_shapes(
     if not unknown and not context.misled:
         return []
     return declared_sizes(call.operation, call.args, call.kwargs) or []
+
+
+def _infers_fixed_sizes(call: Call) -> bool:
+    """Whether Keras infers the sizes of results from numbers only, except for the batch.
+
+    A model inside a model may declare None for them, because it accepts other sizes than it is called with.
+    """
+    inputs = functional_graph.distinct_values((call.args, call.kwargs))
+    return type(call.operation).__module__.startswith("keras.src.") and all(
+        isinstance(size, int) for value in inputs for size in symbolic_sizes.sizes_of(value)[1:]
+    )
 
 
 def _has_wrong_static_size(context: GraphContext, value: ir.Value, shape: tuple[Any, ...]) -> bool:
@@ -122,14 +134,18 @@ def _follows_inputs(context: GraphContext, size: Any) -> bool:
     return all(symbolic_sizes.axis_name(context.graph, symbol) is not None for symbol in size.symbols())
 
 
-def _note(value: ir.Value, shape: tuple[Any, ...]) -> None:
-    """Notes the sizes of a value. Numbers in its shape stay; an unknown size becomes a new symbol."""
+def _note(value: ir.Value, shape: tuple[Any, ...], fixed: bool = False) -> None:
+    """Notes the sizes of a value. Numbers in its shape stay; an unknown size becomes a new symbol.
+
+    Unless `fixed`, an inferred number is an unknown size: it may be right at the sample sizes only.
+    """
     known = value.meta[KERAS_TENSOR].shape
     if symbolic_sizes.SIZES in value.meta or len(shape) != len(known):
         return
     pairs = zip(known, shape, strict=True)
     value.meta[symbolic_sizes.SIZES] = tuple(
-        b if a is None and not isinstance(b, int) else a for a, b in pairs
+        b if a is None and (not isinstance(b, int) or (fixed and axis > 0)) else a
+        for axis, (a, b) in enumerate(pairs)
     )
 
 
