@@ -419,7 +419,8 @@ def test_full_queue_and_memory(poet, monkeypatch):
     with TextEngine(poet, max_streams=4, max_queue=2, cache_memory=100 * per_token) as engine:
         with pytest.raises(ConfigError, match="cache_memory is 51200. Pass a smaller max_new_tokens"):
             engine.submit([1, 2], max_new_tokens=99)
-        streams = [engine.submit([1, 2], max_new_tokens=48, stop_tokens=[]) for _ in range(4)]
+        with engine._changed:  # the engine collects all four at once
+            streams = [engine.submit([1, 2], max_new_tokens=48, stop_tokens=[]) for _ in range(4)]
         waits_until(lambda: engine.stats.running == 2)  # of 50 tokens each
         assert engine.stats.waiting == 2
         streams += [engine.submit([1, 2], max_new_tokens=48) for _ in range(2)]
