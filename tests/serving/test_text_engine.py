@@ -190,7 +190,7 @@ def test_long_prompt_does_not_stall_streams(poet, monkeypatch):
         return run(cache, ids, *args)
 
     expected = poet.generate(LONG, max_new_tokens=2)
-    with TextEngine(poet, max_streams=4) as engine:
+    with TextEngine(poet, max_streams=4, prompt_lookup=False) as engine:
         monkeypatch.setattr(SharedCache, "run", watched)
         first = engine.submit([1, 2, 3], max_new_tokens=150, stop_tokens=[])
         tokens = iter(first)

@@ -313,9 +313,13 @@ def _spec_of_layer(layer: Any, args: Any, kwargs: Any, trusting: bool) -> Any:
             shape = [sizes.get(axis, n) for axis, n in zip(result, outputs.shape, strict=True)]
             return keras.KerasTensor(shape, outputs.dtype)
     # Some layers declare a shape with None even for tensors of known size.
-    if any(None in y.shape for y in tensors_in(outputs)):
+    if _has_unknown_size(outputs) and not _has_unknown_size((args, kwargs)):
         return _spec_without_declaration(layer, args, kwargs)
     return outputs
+
+
+def _has_unknown_size(values: Any) -> bool:
+    return any(None in x.shape for x in tensors_in(values))
 
 
 def _spec_after_failed_declaration(layer: Any, args: Any, kwargs: Any, error: Exception) -> Any:
